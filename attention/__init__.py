@@ -11,13 +11,14 @@ from roundscope.attention.grammar.changes import changed
 from roundscope.attention.grammar.injections import injection_of
 from roundscope.attention.grammar.text import expression_of
 from roundscope.attention.injection import Injection
+from roundscope.attention.inputs.packed import Packed, attend_packed, packed_sequences
+from roundscope.attention.inputs.rotation import rotated
 from roundscope.attention.plans.choices import DeltaFrom, Stabiliser, Stabilizer
 from roundscope.attention.plans.named import preset
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import PRESETS
 from roundscope.attention.readers import READERS
 from roundscope.attention.recording import Record
-from roundscope.attention.rotation import rotated
 from roundscope.attention.rows import row_sums
 from roundscope.attention.sites import PRODUCTS, Axes, Site
 from roundscope.attention.trace.summary import Trace
@@ -39,6 +40,7 @@ __all__ = [
     "FlipBit",
     "Injection",
     "Noise",
+    "Packed",
     "Plan",
     "Record",
     "SetTo",
@@ -47,9 +49,11 @@ __all__ = [
     "Stabilizer",
     "Trace",
     "attend",
+    "attend_packed",
     "error_budget",
     "examine",
     "head_plans",
+    "packed_sequences",
     "reseeded",
     "rotated",
     "row_sums",

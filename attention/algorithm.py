@@ -67,7 +67,7 @@ from roundscope.attention.tiles.records import (
     state_of,
 )
 from roundscope.emu.backends.ops import Array, Ops
-from roundscope.emu.roundings.modes import RoundingMode
+from roundscope.emu.roundings.modes import BINARY32, RoundingMode
 
 
 def start(
@@ -189,16 +189,19 @@ def finish(
     state: AnyState,
     apart: Array | None = None,
     sink: Array | None = None,
+    *,
+    of_output: Array | None = None,
 ) -> Results:
     """Return the output, the output before its last rounding, and L, for all rows of a head.
 
     For a row without a key these are 0, 0 and -inf, unless V is infinite
     (`without_rows_of_no_key`).
 
-    state  the state after the last key tile, for all rows of a head
-    apart  (rows,) of bool: rows that divide by l before the rounding LANES; None if no row does
-    sink   (rows,), the sink that is added after the last key tile; None if there is no sink, or if
-           the rows began with it
+    state      the state after the last key tile, for all rows of a head
+    apart      (rows,) of bool: rows that divide by l before the rounding LANES; None if no row does
+    sink       (rows,), the sink that is added after the last key tile; None if there is no sink, or
+               if the rows began with it
+    of_output  the factor of the output, or None
     """
     m, as_it_is, o, *kept = state
     o = all_of(at, o, kept[0]) if kept else o
@@ -208,7 +211,7 @@ def finish(
     wide = (
         o
         if at.plan.normalise_first
-        else _divided(at, o, l if apart is None else at.ops.xp.where(apart, as_it_is, l))
+        else _divided(at, o, l if apart is None else at.ops.xp.where(apart, as_it_is, l), of_output)
     )
     out = at(Site.OUT, wide)
     return Results(out, wide, at(Site.LSE, log_sum_exp(at, scale, m, l)))
@@ -226,9 +229,18 @@ def kept_row_sum(at: Events, l: Array) -> Array:
     return at(Site.LANES, l) if at.plan.kept_state else l
 
 
-def _divided(at: Events, o: Array, l: Array) -> Array:
-    """Return O divided by the row sum l, before its last rounding."""
-    return register(at, Site.OI, at.ops.multiply(o, at(Site.INV, inverse(at, l))[:, None]))
+def _divided(at: Events, o: Array, l: Array, of_output: Array | None) -> Array:
+    """Return O divided by the row sum l, before its last rounding.
+
+    of_output: by which 1 / l is multiplied, as FlashAttention-3 does with the scale of V, or None;
+    the product is rounded to binary32 where 1 / l is.
+    """
+    inv = at(Site.INV, inverse(at, l))
+    if of_output is not None:
+        inv = at.ops.multiply(inv, of_output)
+        if at.plan[Site.INV].format.precision <= BINARY32.format.precision:
+            inv = at.ops.round(inv, BINARY32, None)
+    return register(at, Site.OI, at.ops.multiply(o, inv[:, None]))
 
 
 def without_rows_of_no_key(at: Events, out: Array, wide: Array, lse: Array) -> Results:
@@ -245,11 +257,13 @@ def without_rows_of_no_key(at: Events, out: Array, wide: Array, lse: Array) -> R
     )
 
 
-def finish_split(at: Events, scale: float, state: State) -> tuple[Array, Array]:
+def finish_split(
+    at: Events, scale: float, state: State, of_output: Array | None = None
+) -> tuple[Array, Array]:
     """Return O and L of one split of the keys, with O before its last rounding."""
     m, l, o = state
     l = kept_row_sum(at, l)
-    return _divided(at, o, l), log_of_row_sum(at, scale, m, l)
+    return _divided(at, o, l, of_output), log_of_row_sum(at, scale, m, l)
 
 
 def combine(at: Events, splits: Sequence[tuple[Events, Array, Array]]) -> Results:

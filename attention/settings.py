@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from roundscope.attention.alignment import Alignment, alignment_given, note_on, shift_of
 from roundscope.attention.arguments import (
     block_given,
     causal_given,
@@ -30,6 +29,7 @@ from roundscope.attention.arguments import (
 from roundscope.attention.engines.layout import SIXTEEN_BITS
 from roundscope.attention.engines.protocol import Name
 from roundscope.attention.injection import Injection
+from roundscope.attention.inputs.alignment import Alignment, alignment_given, note_on, shift_of
 from roundscope.attention.places import (
     Sizes,
     check_injection,

@@ -168,7 +168,8 @@ def forward(
     k, v = (jnp.repeat(x, group, axis=0) for x in (k, v))
 
     def one(h: Array, own: Array | None, inputs: Inputs) -> Any:
-        return forward_of.forward(ops, own_setup(setup, own), h, inputs)
+        of_head = loops.with_scales(ops, own_setup(setup, own), inputs)
+        return forward_of.forward(ops, of_head, h, inputs)
 
     number, own, axis = per_head(each, q.shape[0])
     found: tuple[Results, dict[str, Seen]]

@@ -172,6 +172,15 @@ class Reciprocal(StrEnum):
     """By the instruction rcp.approx.ftz.f32 of a Hopper GPU, bit for bit."""
 
 
+class Descales(StrEnum):
+    """Where the scales of stored numbers enter (descales= in the grammar of changes)."""
+
+    OPERANDS = "operands"
+    """In q, k and v, before the events Q, K and V: each product is rounded to binary32."""
+    PRODUCTS = "products"
+    """In the factor of the scores, and in 1 / l: the operands are the stored numbers."""
+
+
 class BackwardExponent(StrEnum):
     """How the backward computes P again (exponent_again= in the grammar of changes)."""
 

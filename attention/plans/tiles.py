@@ -70,6 +70,20 @@ class TileChoices(ServedChoices):
         moves=Moves(forward=5, values=(0, 1)),
         words=("0", "1", "2"),
     )
+    split_count: int = choice(
+        0,
+        number=54,
+        doc="With split_tiles and a number n above 0, the parts of split_tiles key tiles are dealt"
+        " in turn to n splits, so that part i belongs to split i mod n, and each split has one"
+        " softmax. 0 (default): every part is a split. It has no effect without split_tiles.",
+        source="cuDNN with one query (cudnn-split)",
+        refused=lambda p: (
+            "a number of splits, 0 for as many as there are parts" if p.split_count < 0 else ""
+        ),
+        kernels=(0,),
+        words=("0", "2", "4"),
+        example="split_tiles=1 split_count=4",
+    )
     flushed_tiles: int = choice(
         0,
         number=26,

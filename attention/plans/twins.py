@@ -15,6 +15,7 @@ from roundscope.attention.plans.choices import (
     BackwardExponent,
     CappedBy,
     DeltaFrom,
+    Descales,
     Exponential,
     GradientsApart,
     KeyOrder,
@@ -217,6 +218,21 @@ def cudnn() -> Plan:
     )
 
 
+# how the splits' L are combined is not known: L of half of the heads is one ulp off
+@twin(
+    "cudnn-split",
+    tiles=square(128),
+    source="SDPA's cuDNN back end (9.19) with one query, torch 2.11.0 (CUDA 13.0), one H100",
+    outputs=("sdpa-cudnn-one",),
+    least={"lse": 0.0},
+)
+def cudnn_split() -> Plan:
+    """Return cuDNN's fused attention as it runs with one query: four thread blocks share the keys
+    of a head. Key tile j goes to block j mod 4, and each block has one softmax.
+    """
+    return replace(cudnn(), split_tiles=1, split_count=4)
+
+
 @twin(
     "cudnn-fp8",
     tiles=lambda width: (64, 256),
@@ -230,12 +246,14 @@ def cudnn_fp8() -> Plan:
     The operands of all products, the output and the gradients are E4M3, and alpha l is rounded
     before a row sum is added to it. dS for dK is cast from FP32; dS for dQ is cast to FP16 first,
     so that it is rounded twice. The query heads of a key head are added before they are rounded. A
-    scale of P, `scale_s` = 2^n, is offset=n (`cudnn-fp8-s256`).
+    scale of P, `scale_s` = 2^n, is offset=n (`cudnn-fp8-s256`). Where other scales enter is taken
+    from the documentation, which multiplies products, and was compared in calls whose scales are 1.
     """
     ends = "Q K V P OUT DO P_B DS DSQ DQ_OUT DK_OUT DV_OUT"
     plan = on_hopper(cudnn().at(Site.AL, BINARY32), Accumulator.tensor_core("hopper", "e4m3fn"))
     plan = rounding_to(plan, E4M3, ends).at(Site.DSR, FP16)
-    return replace(plan, ds_apart=True, backward_keys=128, offset_again=True, rounded_heads=False)
+    plan = replace(plan, ds_apart=True, backward_keys=128, offset_again=True)
+    return replace(plan, rounded_heads=False, descales=Descales.PRODUCTS)
 
 
 @twin(

@@ -23,8 +23,10 @@ from roundscope.attention.sites import KEY_SITES, Site
 from roundscope.attention.softmax.exponents import in_base2
 from roundscope.attention.tiles import sample
 from roundscope.attention.tiles.orders import Bounds, Flag, cut_by
+from roundscope.attention.tiles.records import Inputs
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array, Ops, mapped
+from roundscope.emu.functions import LOG2_E
 from roundscope.emu.instructions.polynomials import LN_2
 from roundscope.emu.roundings.modes import BINARY32, BINARY64
 from roundscope.emu.sums.accumulator import Accumulator, accumulate
@@ -70,7 +72,7 @@ class Setup:
     whole_scale       the scale before that rounding
     is_causal         whether a query sees the keys up to its own position only
     shift             the key at which query 0 stands in a causal or windowed call: 0, or keys -
-                      queries if both are counted from the last (`attention.alignment`)
+                      queries if both are counted from the last (`attention.inputs.alignment`)
     inject, record    the injections, and what a trace keeps (None for no trace)
     some              the heads that a fused kernel computes; None for all. If it is given, `heads`
                       and `key_heads` count only the heads of the kernel's arrays
@@ -78,6 +80,7 @@ class Setup:
                       (`engines.fused`)
     key_rows          rows of k with padding, where the tiles are not those that it was padded for
     only_triton       whether the kernels for Hopper are left out, which have the same bits
+    of_output         the factor of a head's output, or None
     """
 
     plan: Plan
@@ -95,6 +98,7 @@ class Setup:
     record: Record | None = None
     some: SomeHeads | None = None
     key_rows: int = 0
+    of_output: Any = None
     programs_from: float = field(default_factory=lambda: PROGRAMS_FROM.get())
     only_triton: bool = field(default_factory=lambda: ONLY_TRITON.get())
 
@@ -144,6 +148,28 @@ class Setup:
     def every(self) -> int:
         """`Record.every`: the n of a trace that summarizes one query tile and one key tile in n."""
         return 1 if self.record is None else self.record.every
+
+
+def with_scales(ops: Ops, setup: Setup, inputs: Inputs) -> Setup:
+    """Return the setup of a head whose inputs have factors of the scores or of the output.
+
+    In plans that multiply the scores by c = binary32(scale log2 e), c times the factor is rounded
+    to binary32, as in FlashAttention-3 (`softmax_scale_log2 *= q_descale * k_descale`), and the
+    scale is that over log2 e; in others the scale times the factor is.
+    """
+    if inputs.of_scores is None and inputs.of_output is None:
+        return setup
+    scale: Any = setup.scale
+    if inputs.of_scores is not None:
+        plan = setup.plan
+        in_c = plan.log2_e in (Log2E.SCALE, Log2E.MAXIMUM) and not plan.softcap
+        factor = in_base2(ops, plan, scale) if in_c else scale
+        own = ops.multiply(ops.xp.reshape(inputs.of_scores, (1,)), factor)
+        if plan[Site.SCALED].format.precision <= BINARY32.format.precision:
+            own = ops.round(own, BINARY32, None)
+        own = ops.divide(own, ops.xp.full_like(own, LOG2_E)) if in_c else own
+        scale = float(own[0]) if isinstance(own, np.ndarray) else own[0]
+    return replace(setup, scale=scale, of_output=inputs.of_output)
 
 
 def events_at(

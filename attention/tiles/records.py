@@ -17,6 +17,8 @@ class Inputs(NamedTuple):
     k, v  (S, H) and (S, Hv); of all heads, those of key heads
     mask  (T, S) of bool, padded with False, or None
     sink  the logit of the head's sink, a scalar, or None
+    of_scores, of_output  the factors of the head's scores and of its output (`attention.inputs.scales`),
+          scalars, or None
     """
 
     q: Array
@@ -24,6 +26,8 @@ class Inputs(NamedTuple):
     v: Array
     mask: Array | None = None
     sink: Array | None = None
+    of_scores: Array | None = None
+    of_output: Array | None = None
 
 
 class Kept(NamedTuple):

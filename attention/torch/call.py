@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from roundscope.attention.alignment import Alignment
+from roundscope.attention.inputs.alignment import Alignment
 from roundscope.attention.models.selection import Layer
 
 Run: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]

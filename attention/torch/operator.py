@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roundscope.attention.alignment import Alignment, alignment_given
 from roundscope.attention.api import attend, examine
 from roundscope.attention.arguments import (
     block_given,
@@ -25,6 +24,7 @@ from roundscope.attention.arguments import (
     served_given,
 )
 from roundscope.attention.grammar.text import plan_of, text_of
+from roundscope.attention.inputs.alignment import Alignment, alignment_given
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.settings import output_type
 from roundscope.attention.sites import Site

@@ -2,8 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from roundscope.attention.alignment import Alignment
 from roundscope.attention.grammar.text import plan_of
+from roundscope.attention.inputs.alignment import Alignment
 
 
 class Options(NamedTuple):

@@ -18,6 +18,7 @@ import numpy as np
 
 from roundscope.attention.models.capture_file import save_tensors
 from roundscope.attention.testing.calls import Inputs
+from roundscope.tools.tensors.files import open_tensors
 from tests.checks.engines import normal, shipped
 
 TOKENS = 512
@@ -59,7 +60,10 @@ STORED_OF = {  # of kernels that do not run with the widths of the families abov
     "sdpa-cudnn-gqa": ("layer4",),
     "sdpa-math-gqa": ("layer4",),
     "jax-cudnn-gqa": ("layer4",),
+    "sdpa-cudnn-one": ("one-query",),
 }
+FULL_ONLY = ("sdpa-cudnn-one",)  # kernels that were called without causality alone
+WITH_INPUTS = ("one-query",)  # families whose q, k, v and do are in the kernel's file
 GROUP = 4  # query heads of a key head, in the calls of kernels whose names end with -gqa
 
 
@@ -103,7 +107,11 @@ def inputs(family: str, causal: bool, kernel: str = "") -> Inputs:
     """The arguments of one call on the GPU; kernel: one of `SERVED` has some more, and one with
     -gqa has every fourth key head.
     """
-    q, k, v, do = FAMILIES[family][0]()
+    if family in WITH_INPUTS:
+        with open_tensors(GOLDEN / f"{kernel}.safetensors") as file:
+            q, k, v, do = (file[f"{family}/full/{name}"] for name in ("q", "k", "v", "do"))
+    else:
+        q, k, v, do = FAMILIES[family][0]()
     if kernel.endswith("-gqa"):
         k, v = (np.ascontiguousarray(x[:, :, ::GROUP]) for x in (k, v))
     more = dict(SERVED.get(kernel, {}))

@@ -324,6 +324,9 @@ def _of_file(path: Path, asked: CheckOptions, tell: Tell) -> Findings:
         layer = None if each.name == BARE else each.name
         calls.append(whole_of_file(path, asked.layout, layer, said))
     inputs, outputs = [c[2] for c in calls], [c[3] for c in calls]
+    if any("scale_o" in (x.scales or {}) for x in inputs):
+        repair = "outputs are compared without it; store out divided by it, and leave scale_o out"
+        raise bad("FILE", str(path), f"has scale_o: {repair}")
     features = inputs[0].q.shape[-1]
     heads = sum(x.q.shape[0] * x.q.shape[2] for x in inputs)
     several = f", {len(calls)} layers" if len(calls) > 1 else ""

@@ -8,13 +8,15 @@ import ml_dtypes
 import numpy as np
 
 from roundscope.attention import Plan, Site, examine
+from roundscope.attention.inputs.scales import OPERANDS, stored_numbers
 from roundscope.attention.places import absent
-from roundscope.attention.plans.choices import KeyOrder, Log2E
+from roundscope.attention.plans.choices import Descales, KeyOrder, Log2E
 from roundscope.attention.plans.hopper import EIGHTS, HOPPER
 from roundscope.attention.plans.named import half
 from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import FACTORS
+from roundscope.attention.testing.calls import Inputs
 from roundscope.emu.roundings.modes import (
     BF16,
     BINARY32,
@@ -117,15 +119,39 @@ def structures(width: int, keys: int) -> Iterator[Candidate]:
         yield Candidate(plan=plan, block_k=keys if plan.normalise_first else min(128, keys))
 
 
+def options_of(x: Inputs) -> dict[str, Any]:
+    """Return the arguments of `emulated` behind the tensors of a call."""
+    return x.options | {"scales": x.scales}
+
+
+def stored(x: Inputs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return q, k and v as they were stored, before they were multiplied by the call's scales."""
+    return _stored((x.q, x.k, x.v), x.scales or {})
+
+
+def _stored(
+    qkv: tuple[np.ndarray, np.ndarray, np.ndarray], scales: Mapping[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    q, k, v = (
+        stored_numbers(x, scales[name]) if name in scales else x
+        for x, name in zip(qkv, OPERANDS, strict=True)
+    )
+    return q, k, v
+
+
 def emulated(
     c: Candidate,
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
     do: np.ndarray | None = None,
+    *,
+    scales: Mapping[str, np.ndarray] | None = None,
     **options: Any,
 ) -> Any:
     """Return what `examine` returns for a candidate.
+
+    scales: those of a call whose q, k and v are multiplied by them already, or None
 
     Raises ValueError for a plan that cannot run.
     """
@@ -134,6 +160,13 @@ def emulated(
         for _ in range(abs(c.scale_ulps)):
             scale = np.nextafter(scale, np.float32(np.inf * c.scale_ulps))
         options["scale"] = float(scale)
+    if scales is not None:
+        left = {"scale_s"} if c.plan.log2_e is Log2E.NONE else set()  # it is offset
+        if c.plan.descales is Descales.PRODUCTS:
+            q, k, v = _stored((q, k, v), scales)
+        else:
+            left |= {*OPERANDS}
+        options["scales"] = {n: x for n, x in scales.items() if n not in left}
     return examine(
         q,
         k,
@@ -195,15 +228,21 @@ def in_half(best: Candidate) -> Candidate:
     return replace(best, plan=half(best.plan))
 
 
-def in_fp8(best: Candidate, keys: int) -> Iterator[Candidate]:
+def in_fp8(best: Candidate, keys: int, *, has_scales: bool = False) -> Iterator[Candidate]:
     """Yield the candidate with Q, K, V and P in E4M3 on tensor cores of E4M3, on some tiles.
 
-    S is not rounded after its tensor core, and P is multiplied by 2^8 or not.
+    S is not rounded after its tensor core, and P is multiplied by 2^8 or not. In calls with scales
+    these are in the products, for the operands would not be numbers of E4M3.
     """
     plan = best.plan.rounded(dict.fromkeys((Site.Q, Site.K, Site.V, Site.P), E4M3))
     for site in (Site.S, Site.PV):
         plan = plan.adding(site, Accumulator.tensor_core("hopper", "e4m3fn"))
     plan = replace(plan, name=best.plan.name)
+    if has_scales:
+        try:
+            plan = replace(plan, descales=Descales.PRODUCTS)
+        except ValueError:
+            return  # such as a plan that divides P, and not the output that has the scale of V
     offsets = (0,) if plan.log2_e is Log2E.NONE else (0, 8)
     for offset in offsets:
         for size in (128, 256):

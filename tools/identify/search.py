@@ -114,12 +114,12 @@ class Tries:
 
 def structures(x: Inputs, results: dict[str, np.ndarray]) -> Iterator[Candidate]:
     """Yield every structure in the formats of these inputs and results."""
-    given = narrowest(x.q, x.k, x.v)
+    given = narrowest(*candidates.stored(x))
     for c in candidates.structures(x.q.shape[-1], x.k.shape[1]):
         yield candidates.leaving(candidates.in_half(c) if given == FP16 else c, results)
     if given == E4M3:
         for c in candidates.structures(x.q.shape[-1], x.k.shape[1]):
-            for narrow in candidates.in_fp8(c, x.k.shape[1]):
+            for narrow in candidates.in_fp8(c, x.k.shape[1], has_scales=bool(x.scales)):
                 yield candidates.leaving(narrow, results)
 
 
@@ -425,7 +425,10 @@ def _forward_judge(x: Inputs, out: np.ndarray, count: int) -> Judge:
     if cuts:
         near = visible(replace(x, mask=None))[:1, :1, rows]
         mask = near if mask is None else near & mask
-    one_head = x.options | {"sinks": None if x.sinks is None else x.sinks[:1], "mask": whole_mask}
+    one_head = candidates.options_of(x) | {
+        "sinks": None if x.sinks is None else x.sinks[:1],
+        "mask": whole_mask,
+    }
 
     def judge(c: Candidate) -> Nearness | None:
         # plans whose arithmetic depends on query tiles, and on causality or a window, which a mask
@@ -459,7 +462,7 @@ def _backward_judge(x: Inputs, outputs: Outputs) -> Judge:
     k, v = (np.ascontiguousarray(a[:1, :, :1]) for a in (x.k, x.v))
     heads = {"dq": group, "dk": 1, "dv": 1}
     wanted = {n: a[:1, :, : heads[n]] for n, a in outputs.named() if n in heads}
-    options = x.options | {
+    options = candidates.options_of(x) | {
         "sinks": None if x.sinks is None else x.sinks[:group],
         "mask": None if x.mask is None else x.mask[:1, :group],
     }

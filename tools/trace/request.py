@@ -7,11 +7,11 @@ The words of --set and --inject are `attention.grammar`'s (docs/reference/gramma
 
 from dataclasses import dataclass, field, replace
 
-from roundscope.attention.alignment import Alignment
 from roundscope.attention.arguments import ENGINES, check_forward_record
 from roundscope.attention.grammar.changes import sites_of
 from roundscope.attention.grammar.injections import check_injection, injection_of
 from roundscope.attention.injection import Injection
+from roundscope.attention.inputs.alignment import Alignment
 from roundscope.attention.places import Sizes, check_place, check_record
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.recording import Record

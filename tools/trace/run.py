@@ -21,10 +21,10 @@ from roundscope.attention import (
     error_budget,
     examine,
 )
-from roundscope.attention.alignment import shift_of
 from roundscope.attention.budget.not_finite import NotFinite
 from roundscope.attention.budget.origin import not_finite
 from roundscope.attention.errors import NotFused
+from roundscope.attention.inputs.alignment import shift_of
 from roundscope.attention.places import in_traces
 from roundscope.attention.sites import BACKWARD, Axes
 from roundscope.attention.trace.parts import site_of

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.attention.alignment import visible_keys
 from roundscope.attention.arguments import served_given
+from roundscope.attention.inputs.alignment import visible_keys
 from roundscope.attention.plans.named import fitting, note_on_types
 from roundscope.attention.plans.plan import Plan
 from roundscope.tools.tensors.layers import Layer

@@ -195,7 +195,7 @@ def forward(
 @partial(jax.jit, static_argnums=0)
 def _forward(setup: Setup, inputs: Inputs, several: Several | None) -> Any:
     """Return the results of all heads, and what was recorded of them, by name."""
-    q, k, v, mask, _ = inputs
+    q, k, v, mask, *_ = inputs
     queries = (q,) if mask is None else (q, mask)
     return by_share(partial(_kernels, _of_queries), setup, several, queries, (k, v))
 
@@ -281,7 +281,7 @@ def sink_gradients(
 @partial(jax.jit, static_argnums=0)
 def _backward(setup: Setup, given: Residuals, do: Array, several: Several | None) -> Any:
     """Return the gradients, and what was recorded of query heads and of key heads, by name."""
-    (q, k, v, mask, _), (out, _, lse) = given
+    (q, k, v, mask, *_), (out, _, lse) = given
     heads, keys = q.shape[0], k.shape[0]
     group, each = heads // keys, None if several is None else several.each
     masked = None if mask is None else 0  # the axis of heads

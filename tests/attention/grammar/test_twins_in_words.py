@@ -204,7 +204,7 @@ def test_keys_of_stored_trials_have_the_old_repr():
 def test_every_field_says_what_it_is():
     """A field whose number another has, or whose example its words or plans do not take."""
     numbers = sorted(own.number for own in CHOICES.values())
-    assert numbers == [n for n in range(3, len(CHOICES) + 4) if n != 10]
+    assert len(set(numbers)) == len(numbers) and not {0, 1, 2, 10} & set(numbers)
     for name, own in CHOICES.items():
         assert f"{name}: " in Plan.__doc__ and own.doc.endswith((".", ".)")) and own.group
         if own.words:

@@ -48,7 +48,7 @@ OF_ALIGNMENT = (
         name="no-note-of-windows",
         kind="silence",
         imitates="A windowed call with fewer queries than keys is aligned without a word.",
-        file="attention/alignment.py",
+        file="attention/inputs/alignment.py",
         old="or queries == keys or not (is_causal or window)",
         new="or queries == keys or not is_causal",
         tests=ALIGNMENT,

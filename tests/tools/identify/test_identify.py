@@ -279,7 +279,7 @@ def test_the_command(run, file, tmp_path, kind):
     assert code == 0, err
     assert out.startswith(
         "These are the numbers of fa2: all 4,096 numbers of out are equal. fa2-split, cudnn,"
-        " pallas-mha"
+        " cudnn-split, "
     ) and "structures tried on the last rows, nearest first" in " ".join(out.split())
     data = json.loads((tmp_path / "identify-mine" / "identify.json").read_text())
     assert (data["verdict"], data["plan"], data["equal"]) == (

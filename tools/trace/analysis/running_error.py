@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention import Record, Site
-from roundscope.attention.alignment import shift_of
 from roundscope.attention.engines.fused import as_for
+from roundscope.attention.inputs.alignment import shift_of
 from roundscope.emu.api import dot
 from roundscope.emu.backends.numpy_rounding import rounded
 from roundscope.emu.roundings.modes import RoundingMode
