@@ -11,7 +11,7 @@ They are contiguous and in the model's own types, in layout BNTH: (batch, heads,
     sinks            (N,)
 
 Metadata are strings: layout, scale, is_causal (true or false; query t sees the keys s <= t),
-alignment (top-left or bottom-right, of causal and windowed calls: `attention.inputs.alignment`), step,
+alignment (top-left or bottom-right: `attention.inputs.alignment`), step,
 implementation, window, softcap, dropout, notes, and what the caller says of versions. What differs
 between calls stands under `<prefix>.scale` and so on in place of `scale`; `<prefix>.name` is the
 path of the module. `roundscope trace`, `identify` and `diagnose` read such a file as it is.

@@ -17,8 +17,8 @@ class Inputs(NamedTuple):
     k, v  (S, H) and (S, Hv); of all heads, those of key heads
     mask  (T, S) of bool, padded with False, or None
     sink  the logit of the head's sink, a scalar, or None
-    of_scores, of_output  the factors of the head's scores and of its output (`attention.inputs.scales`),
-          scalars, or None
+    of_scores, of_output  the factors of the head's scores and of its output, scalars, or None
+          (`attention.inputs.scales`)
     """
 
     q: Array

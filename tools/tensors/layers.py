@@ -3,7 +3,8 @@
 What a file says of a layer's call is read too: mask, causality and how it is aligned, scale,
 window, softcap and sinks, as in the files that `attention.models.capture_file` writes, and the
 scales with which q, k and v are stored (`tensors.files`). A caller may overrule it
-(`tensors.overrides`). Each sequence of packed tensors is a layer of its own (`attention.inputs.packed`).
+(`tensors.overrides`). Each sequence of packed tensors is a layer of its own
+(`attention.inputs.packed`).
 """
 
 import fnmatch
