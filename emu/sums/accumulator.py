@@ -7,7 +7,7 @@ it is +0 unless both are -0. This holds for rounding toward negative too, where 
 requires -0.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -43,6 +43,15 @@ class Order(StrEnum):
         WARPS: each thread adds `chunk` neighboring terms in pairs, the 32 threads of a warp are
             added as in HALVES, then the warps as in HALVES, and init last. XLA's reductions on a
             GPU add in this order.
+        CASCADE: PyTorch's sum of a row of float32 on a CPU, for vectors of `chunk` lanes (8 for
+            AVX2). Four vectors are read at a time; each of their numbers goes to a sum of its own,
+            which begins at +0. After 16 of them a sum is added to one of a second level and begins
+            anew, and so on up to a fourth level (2^(ceil(log2 m) / 4) in place of 16 if there are
+            m > 2^19). Then the levels of each sum are added from the first to the last, to the
+            first vector's sum those of the vectors that are left over, then the other three
+            vectors' sums. At the end the terms that fill no vector are added from +0, then the
+            lanes in ascending order, and init last. If there are fewer terms than lanes, a vector
+            has one lane.
         CHUNKED: each chunk is added in ascending order from 0, so that its first product rounds;
             the sums of the chunks are added to init.
         EXACT: init + the exact sum, with one rounding at the end.
@@ -66,6 +75,7 @@ class Order(StrEnum):
     OCTETS = "octets"
     OCTET_PAIRS = "octet-pairs"
     WARPS = "warps"
+    CASCADE = "cascade"
     CHUNKED = "chunked"
     EXACT = "exact"
     ALIGNED = "aligned"
@@ -78,7 +88,14 @@ class Order(StrEnum):
 
 
 # orders with many additions at once, for which no random bits are defined
-OF_THREADS = (Order.ALIGNED, Order.STRIDED, Order.OCTETS, Order.OCTET_PAIRS, Order.WARPS)
+OF_THREADS = (
+    Order.ALIGNED,
+    Order.STRIDED,
+    Order.OCTETS,
+    Order.OCTET_PAIRS,
+    Order.WARPS,
+    Order.CASCADE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +112,8 @@ class Accumulator:
     * PAIRWISE, HALVES, STRIDED, OCTETS, OCTET_PAIRS and WARPS begin at the first products and add
       init last. Partial sums of products may be -0. A zero becomes +0 if init is +0; it stays -0
       only if init is -0. OCTETS, OCTET_PAIRS and WARPS pad short sums with +0.
-    * CHUNKED begins every chunk at +0 and the sum of the chunks at init.
+    * CHUNKED begins every chunk at +0 and the sum of the chunks at init. CASCADE begins all its
+      sums at +0 and adds init last.
     * EXACT gives +0 for every exact sum of zero, even if init and all products are -0.
     * ALIGNED gives +0 for every result of zero, even if the sum was negative before the cut.
     * NATIVE leaves the sign of a @ b to the device and adds init to it.
@@ -108,15 +126,16 @@ class Accumulator:
         step: the `Rounding` after each addition. EXACT applies it once at the end; NATIVE ignores
             it.
         chunk: the number of products in a chunk (CHUNKED, ALIGNED), of lanes (STRIDED, OCTETS,
-            OCTET_PAIRS), or of terms that a thread adds (WARPS, where it must be a power of two).
+            OCTET_PAIRS, CASCADE), or of terms that a thread adds (WARPS, where it must be a power of
+            two).
         alignment: an `Alignment`, which says how ALIGNED cuts its terms; None for the other orders.
             `Accumulator.tensor_core` fills it in.
 
     Raises:
         ValueError: for an unknown order; a chunk below 1, or one that is not a power of two in
             WARPS; EXACT with a step of more than 29 bits; ALIGNED without an alignment, or another
-            order with one; or a stochastic step in ALIGNED, STRIDED, OCTETS, OCTET_PAIRS and WARPS,
-            whose additions happen at once.
+            order with one; or a stochastic step in ALIGNED, STRIDED, OCTETS, OCTET_PAIRS, WARPS and
+            CASCADE, whose additions happen at once.
         TypeError: for a step that is not a `Rounding` or a chunk that is not a whole number.
 
     Example:
@@ -277,6 +296,8 @@ def accumulate(
     }
     if acc.order in of_threads:
         return of_threads[acc.order](ops, acc, add, step, a, b, init)
+    if acc.order is Order.CASCADE:
+        return _cascade(ops, acc, add, step, a, b, init, steps)
     return _chunked(ops, acc, add, step, a, b, init, steps)
 
 
@@ -484,3 +505,66 @@ def _chunked(
         part = _ascending(ops, add, step, a[chunk], b[chunk], zero, lo + n, steps)
         total = step(min(lo + acc.chunk, a.shape[0]) + n, add(total, part))
     return total
+
+
+def _cascade(
+    ops: Ops,
+    acc: Accumulator,
+    add: Add,
+    step: Step,
+    a: Array,
+    b: Array,
+    init: Array,
+    steps: Steps | None,
+) -> Array:
+    """Return the sum for CASCADE: ATen's inner sum (aten/src/ATen/native/cpu/SumKernel.cpp,
+    vectorized_inner_sum, row_sum and multi_row_sum).
+
+    Sums that get no term are left out. A level's blocks are added at once, since each begins at +0.
+    """
+    if not a.shape[0]:
+        return init
+    xp = ops.xp
+    plain = step.plain if isinstance(step, _Keeping) else step
+
+    def added(values: Array) -> Array:
+        """Return the sum along the first axis, one after the other from +0."""
+
+        def body(total: Array, k: Any, x: tuple[Array]) -> tuple[Array, Any]:
+            before = add(total, x[0])
+            after = plain(0, before)
+            return after, None if steps is None else (before, after)
+
+        zero = ops.hidden(xp.zeros(values.shape[1:]))
+        total, kept = ops.scan(body, zero, (values,))
+        if steps is not None:
+            before, after = (x.reshape(-1, *x.shape[-2:]) for x in kept)
+            steps.append((before, after))
+        return total
+
+    def onto(total: Array, values: Sequence[Array]) -> Array:
+        for x in values:
+            total = step(0, add(total, x))
+        return total
+
+    values = ops.multiply(a[:, :, None], b[:, None, :])
+    lanes = acc.chunk if a.shape[0] >= acc.chunk else 1
+    whole = a.shape[0] // lanes * lanes
+    vectors = values[:whole].reshape(whole // lanes, lanes, *values.shape[1:])
+    fours = vectors.shape[0] // 4
+    block = 1 << max(4, (fours - 1).bit_length() // 4)
+    level, sums = vectors[: 4 * fours].reshape(fours, 4, *vectors.shape[1:]), []
+    for _ in range(3):
+        blocks = level.shape[0] // block
+        if level.shape[0] % block:
+            sums.append(added(level[blocks * block :]))
+        level = level[: blocks * block].reshape(blocks, block, *level.shape[1:])
+        level = added(xp.moveaxis(level, 1, 0)) if blocks else level[:, 0]
+    if level.shape[0]:
+        sums.append(added(level))
+    if sums:
+        four = onto(sums[0], sums[1:])
+        own = onto(four[0], [*vectors[4 * fours :], *four[1:]])
+    else:
+        own = added(vectors)
+    return step(0, add(init, added(xp.concatenate([values[whole:], own]))))

@@ -77,6 +77,7 @@ def test_every_field_of_kernels_has_its_word_and_every_value():
         ("octet-pairs16", Accumulator(order=Order.OCTET_PAIRS, chunk=16)),
         ("octets2:bf16", Accumulator(order=Order.OCTETS, chunk=2, step=rounding("bf16"))),
         ("warps4", Accumulator(order=Order.WARPS, chunk=4)),
+        ("cascade8", Accumulator(order=Order.CASCADE, chunk=8)),
         (
             "warps8:fp16:toward-zero",
             Accumulator(order=Order.WARPS, chunk=8, step=rounding("fp16", "toward-zero")),
