@@ -138,6 +138,14 @@ class ServedChoices(OperandChoices):
         " (tanhf: torch, Triton).",
         example="softcap=2 tanh=cuda",
     )
+    cap_apart: bool = choice(
+        False,
+        number=52,
+        doc="Whether c TANH is rounded (events CT and CT_B) and then is the score, whose scale is 1"
+        " (FlashAttention-4); otherwise c is the scale of TANH. It has no effect without a"
+        " softcap. Default False.",
+        example="softcap=2 cap_apart=true",
+    )
     sinks: Sinks = choice(
         Sinks.NONE,
         number=34,
