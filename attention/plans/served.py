@@ -134,8 +134,8 @@ class ServedChoices(OperandChoices):
         Tanh.CORRECT,
         number=32,
         called="tanh",
-        doc="How the tanh of a softcap is computed, one of `Tanh`: correct (default) or cuda"
-        " (tanhf: torch, Triton).",
+        doc="How the tanh of a softcap is computed, one of `Tanh`: correct (default), cuda"
+        " (tanhf: torch, Triton) or approx (FlashAttention-4).",
         example="softcap=2 tanh=cuda",
     )
     cap_apart: bool = choice(

@@ -14,6 +14,7 @@ from roundscope.attention.plans.choices import CappedBy, Tanh
 from roundscope.attention.sites import Site
 from roundscope.emu.backends.ops import Array
 from roundscope.emu.functions import tanh64
+from roundscope.emu.instructions.approximate import tanh_approx
 from roundscope.emu.instructions.polynomials import tanhf
 from roundscope.emu.roundings.modes import BINARY32
 
@@ -44,10 +45,11 @@ def capped(
         return Capped(s, scale, s)
     ops, (scaled, quotient, of_tanh, apart) = at.ops, sites
     x = at(quotient, _by_cap(at, at(scaled, ops.multiply(s, scale))))
-    if at.plan.tanh is Tanh.CUDA:
-        tanh = at(of_tanh, ops.call(tanhf, ops.round(x, BINARY32, None)))
-    else:
+    if at.plan.tanh is Tanh.CORRECT:
         tanh = at(of_tanh, ops.call(tanh64, x))
+    else:
+        function = tanhf if at.plan.tanh is Tanh.CUDA else tanh_approx
+        tanh = at(of_tanh, ops.call(function, ops.round(x, BINARY32, None)))
     if at.plan.cap_apart:
         return Capped(at(apart, ops.multiply(tanh, _cap(at))), 1.0, tanh)
     return Capped(tanh, _cap(at), tanh)

@@ -2,8 +2,8 @@
 interpreted kernel.
 
 The model is `emu.instructions`. For each instruction and for expf it gives the same result as an
-H200, for tanh as an H100, for all 2^32 arguments (`python -m tests.checks.gpu_instructions`, which
-runs what CUDA's compiler makes of expf; the text here has the same steps).
+H200 for all 2^32 arguments (`python -m tests.checks.gpu_instructions`, which runs what CUDA's
+compiler makes of expf; the text here has the same steps).
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array, lax
 
 from roundscope.emu.backends.kernels.convert import Assembler, by_triton, instruction
-from roundscope.emu.instructions.approximate import ex2, expf, lg2, rcp, tanh_approx
+from roundscope.emu.instructions.approximate import ex2, expf, lg2, rcp
 
 EXPF = """{ .reg .f32 t, n, r, y; .reg .b32 power;
     fma.rn.sat.f32 t, $1, 0f3BBB989D, 0f3F000000; fma.rm.f32 n, t, 0f437C0000, 0f4B400001;
@@ -28,7 +28,6 @@ PTX = {
     ex2: "ex2.approx.ftz.f32 $0, $1;",
     rcp: "rcp.approx.ftz.f32 $0, $1;",
     lg2: "lg2.approx.ftz.f32 $0, $1;",
-    tanh_approx: "tanh.approx.f32 $0, $1;",
     expf: EXPF,
 }
 Instructions = Mapping[Callable[..., Any], Callable[[Array], Array]]
