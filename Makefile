@@ -68,9 +68,10 @@ AS ?= $(BIN)/python
 containers: $(VENV)/.installed  ## no home, unknown users, full and read-only disks; as root: make containers AS=/usr/bin/python3.11, which all users may run
 	$(BIN)/python -m tests.checks.container --python $(AS) $(CONTAINERS)
 
-exhaustive: $(READY)  ## every float32 input, every format, both executors; every argument of exp
+exhaustive: $(READY)  ## every float32 input, every format, both executors; every argument of exp and of tanh.approx
 	$(BIN)/python -m tests.checks.exhaustive
 	$(BIN)/python -m tests.checks.exhaustive_exp
+	$(BIN)/python -m tests.checks.exhaustive_tanh
 	$(BIN)/python -m tests.checks.gpu_exp
 
 engines: $(READY)  ## NumPy against XLA, every preset, tile, family, with and without injections

@@ -117,7 +117,7 @@ def forward_tile(
     mul = ops.multiply
     m_old, l, o, *kept = state
 
-    s, c = capped(at, *_scores(at, scale, q, k, of_keys))
+    s, c, _ = capped(at, *_scores(at, scale, q, k, of_keys))
     m, x, dm = exponents(at, c, m_old, s)
     e = at(Site.EXP, exponential_of_tile(at, x))
 
@@ -300,14 +300,14 @@ class Again(NamedTuple):
     """The results of the forward for a tile, which the backward computes again.
 
     p     P, (bq, bk): exp(S - L), or EXP / l in plans with `saved_p`
-    s     the scores S of that P, (bq, bk), or with a softcap their tanh
+    tanh  TANH of a plan with a softcap, else the scores S, (bq, bk)
     e, l  in plans with `saved_p`, EXP (bq, bk) and l (bq,), whose quotient is P; else None
     x     in plans with `saved_p`, the exponents of EXP, (bq, bk); else None
     sink  in plans with `saved_p` and calls with sinks, the P of the sink, (bq,); else None
     """
 
     p: Array
-    s: Array
+    tanh: Array
     e: Array | None = None
     l: Array | None = None
     x: Array | None = None
@@ -318,9 +318,9 @@ def probabilities(at: Events, scale: float, q: Array, k: Array, lse: Array) -> A
     """Return P of a tile, recomputed from S and L; lse: L, (bq,)."""
     if at.plan.saved_p:
         return saved_probabilities(at, scale, q, k)
-    s, c = capped(at, scale, at.product(Site.S_B, q, k.T), BACKWARD)
+    s, c, tanh = capped(at, scale, at.product(Site.S_B, q, k.T), BACKWARD)
     x = exponents_again(at, c, s, finite(at.ops.xp, lse))
-    return Again(at(Site.EXP_B, exponential_again(at, x)), s)
+    return Again(at(Site.EXP_B, exponential_again(at, x)), tanh)
 
 
 def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Again:
@@ -329,7 +329,7 @@ def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Again:
     Its events are not recorded here, since the forward recorded them.
     """
     at = replace(at, recorder=None)
-    s, c = capped(at, *_scores(at, scale, q, k, key_scales(at.ops, at.plan, k)))
+    s, c, tanh = capped(at, *_scores(at, scale, q, k, key_scales(at.ops, at.plan, k)))
     sink = sink_logit(at, c, q.shape[0])
     m_old = at.ops.xp.full((q.shape[0],), -math.inf) if sink is None else sink
     _, x, dm = exponents(at, c, m_old, s)
@@ -343,7 +343,7 @@ def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Again:
     share = (
         None if sink is None else at(Site.PSINK, at.ops.multiply(al, at(Site.INV, inverse(at, l))))
     )
-    return Again(_normalized(at, e, l), s, e, l, x, share)
+    return Again(_normalized(at, e, l), tanh, e, l, x, share)
 
 
 def backward_tile(at: Events, scale: float, x: Operands, sums: Sums) -> Sums:
@@ -383,7 +383,7 @@ def _score_gradients(
         ds = _score_gradient(at, scale, p if at.plan.ds_from_p else again.p, dp, delta)
     ds = register(at, Site.PD, ds)
     if at.plan.softcap:
-        ds = uncapped(at, ds, again.s)
+        ds = uncapped(at, ds, again.tanh)
     if at.plan.ds_apart:
         ds = _in_register(at, scale, ds, Site.SDS)
         return p, at(Site.DS, ds), at(Site.DSQ, at(Site.DSR, ds))

@@ -28,6 +28,7 @@ from roundscope.attention.recording import Record
 from roundscope.attention.sites import (
     BACKWARD,
     KEY_SITES,
+    OF_CAP_APART,
     OF_CHAIN,
     OF_KERNELS,
     OF_QUOTIENT,
@@ -159,6 +160,7 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
         **dict.fromkeys(OF_QUOTIENT, quotient),
         **dict.fromkeys(OF_SOFTCAP, bool(plan.softcap)),
         **dict.fromkeys(OF_CHAIN, bool(plan.softcap) and plan.capped_by is CappedBy.CHAIN),
+        **dict.fromkeys(OF_CAP_APART, bool(plan.softcap) and plan.cap_apart),
         **dict.fromkeys((Site.SINK, Site.PSINK, Site.DSINK), plan.sinks is not Sinks.NONE),
         **dict.fromkeys((Site.SX, Site.SE, Site.SL), plan.sinks is Sinks.LAST),
     }
@@ -181,6 +183,7 @@ def _without(plan: Plan) -> dict[Site, str]:
     if plan.saved_p:
         instead |= dict.fromkeys((Site.S_B, Site.SCALED_B, Site.X_B, Site.EXP_B), "S, X or EXP")
         instead |= dict.fromkeys((Site.SS_B, Site.CAP_B, Site.TANH_B), "SS, CAP or TANH")
+        instead[Site.CT_B] = "CT"
     return instead
 
 

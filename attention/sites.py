@@ -89,6 +89,7 @@ class Site(SiteBase):
     SS = "SS", "scale S, before a softcap", Axes.TS, "forward", 70, "SCALED"
     CAP = "CAP", "SS / softcap", Axes.TS, "forward", 71, "SCALED"
     TANH = "TANH", "tanh(CAP)", Axes.TS, "forward", 72, "SCALED"
+    CT = "CT", "softcap TANH, a rounded score", Axes.TS, "forward", 104, "SCALED"
     SINK = "SINK", "the sink, in the units of m", Axes.T, "forward", 73, "M"
     SCALED = "SCALED", "scale S, or softcap TANH", Axes.TS, "forward", 5
     LS = "LS", "log2 e SCALED", Axes.TS, "forward", 37, "SCALED"
@@ -131,6 +132,7 @@ class Site(SiteBase):
     SS_B = "SS_B", "scale S_B, before a softcap", Axes.TS, "backward", 77, "SCALED_B"
     CAP_B = "CAP_B", "SS_B / softcap", Axes.TS, "backward", 78, "SCALED_B"
     TANH_B = "TANH_B", "tanh(CAP_B)", Axes.TS, "backward", 79, "SCALED_B"
+    CT_B = "CT_B", "softcap TANH_B, a rounded score", Axes.TS, "backward", 105, "SCALED_B"
     TT = "TT", "TANH_B^2", Axes.TS, "backward", 92, "DS"
     DTANH = "DTANH", "1 - TT", Axes.TS, "backward", 80, "DS"
     KC = "KC", "scale log2 e k, the keys of S_B and DQ", Axes.SH, "backward", 95, "K"
@@ -214,10 +216,11 @@ SPECIAL_IF_MISSING = RESCALES | _named("EXP P EXP_B P_B PD DS")
 # binary32 registers that are cast to a result or an operand, in plans with `registers`
 REGISTERS = _named("EI OI PDP PD PDQ SDQ SDK SDKH")
 
-# events of calls with a softcap (OF_SOFTCAP), of those with capped_by=chain (OF_CHAIN), and of
-# calls with sinks (OF_SINKS)
+# events of calls with a softcap (OF_SOFTCAP), of those with capped_by=chain (OF_CHAIN) and with
+# cap_apart=true (OF_CAP_APART), and of calls with sinks (OF_SINKS)
 OF_SOFTCAP = _named("SS CAP TANH SS_B CAP_B TANH_B TT DTANH DSC DCAP")
 OF_CHAIN = _named("DCT DCQ")
+OF_CAP_APART = _named("CT CT_B")
 OF_SINKS = _named("SINK SX SE SL PSINK DSINK")
 
 # events of plans that compute dS by the quotient rule

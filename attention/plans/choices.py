@@ -251,6 +251,8 @@ class Tanh(StrEnum):
     """In binary64, so that TANH is its only rounding."""
     CUDA = "cuda"
     """`tanhf` of CUDA's library, bit for bit, which torch and Triton call."""
+    APPROX = "approx"
+    """The instruction tanh.approx, bit for bit. FlashAttention-4."""
 
 
 class KeyOrder(StrEnum):

@@ -16,7 +16,7 @@ from roundscope.attention.plans.choices import (
     Stabilizer,
 )
 from roundscope.attention.plans.tiles import TileChoices
-from roundscope.attention.sites import BLOCK_AXIS, FACTORS, OF_KERNELS, PRODUCTS, Site
+from roundscope.attention.sites import BLOCK_AXIS, FACTORS, OF_CAP_APART, OF_KERNELS, PRODUCTS, Site
 from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.events.event import precision_of
 from roundscope.events.plan import BasePlan
@@ -188,6 +188,7 @@ LATER = {
     Site.KM: "smoothed_keys",
     **dict.fromkeys((Site.SDKH, Site.DKH, Site.DVH), "rounded_heads"),
     Site.DSR: "ds_apart",
+    **dict.fromkeys(OF_CAP_APART, "cap_apart"),
 }
 """The events that only some keys have, each with the field of the plans that have it."""
 

@@ -7,11 +7,14 @@ it is +0 unless both are -0. This holds for rounding toward negative too, where 
 requires -0.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT, Array, Ops
 from roundscope.emu.numbers import check_count
@@ -38,8 +41,11 @@ class Order(StrEnum):
         OCTETS: lane n of up to `chunk` lanes adds x_8n to x_(8n + 7), then the eight terms that
             come 8 * lanes places later, and so on. Then the lanes are added as in HALVES, and init
             last.
-        OCTET_PAIRS: as OCTETS, but the lanes are added in pairs of neighbors: (l_0 + l_1) + (l_2 +
-            l_3) and so on. If a level has an odd number of lanes, the last one moves on unchanged.
+        OCTET_PAIRS: the octets are dealt to lanes as in OCTETS, but the number of lanes is the
+            greatest divisor of `chunk` that divides the number of octets. A lane adds the first
+            terms of all its octets, then the second ones, and so on. The lanes are added in pairs
+            of neighbors: (l_0 + l_1) + (l_2 + l_3) and so on. If a level has an odd number of
+            lanes, the last one moves on unchanged. FlashAttention-4 adds delta in this order.
         WARPS: each thread adds `chunk` neighboring terms in pairs, the 32 threads of a warp are
             added as in HALVES, then the warps as in HALVES, and init last. XLA's reductions on a
             GPU add in this order.
@@ -433,14 +439,17 @@ def _octets(
     """
     if not a.shape[0]:
         return init
-    lanes = min(acc.chunk, -(-a.shape[0] // 8))
+    octets, is_paired = -(-a.shape[0] // 8), acc.order is Order.OCTET_PAIRS
+    lanes = math.gcd(acc.chunk, octets) if is_paired else min(acc.chunk, octets)
     values = _padded(ops.xp, ops.multiply(a[:, :, None], b[:, None, :]), 8 * lanes)
     values = values.reshape(values.shape[0] // (8 * lanes), lanes, 8, *values.shape[1:])
+    places = list(np.ndindex(values.shape[0], 8))
+    if is_paired:
+        places.sort(key=lambda place: place[1])  # first numbers of octets, then second ones
     total = step(0, values[0, :, 0])
-    for page in range(values.shape[0]):
-        for n in range(page == 0, 8):
-            total = step(0, add(total, values[page, :, n]))
-    joined = _by_halves if acc.order is Order.OCTETS else _by_pairs
+    for page, n in places[1:]:
+        total = step(0, add(total, values[page, :, n]))
+    joined = _by_pairs if is_paired else _by_halves
     return step(1, add(init, joined(ops.xp, add, step, total)))
 
 

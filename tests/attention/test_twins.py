@@ -11,7 +11,7 @@ import pytest
 from roundscope.attention import Plan
 from roundscope.attention.plans.twins import TWINS
 from tests.checks.kernel_outputs import FULL_ONLY, STORED, STORED_OF
-from tests.checks.kernel_twins import shares, stored
+from tests.checks.kernel_twins import shares, shares_of, stored, stored_call
 
 FORWARD_ONLY = ("sage-int8",)
 CASES = [(twin.name, kernel) for twin in TWINS.values() for kernel in twin.outputs]
@@ -80,6 +80,16 @@ def test_each_choice_of_a_twin_shows_in_its_bits(twin, kernel, change):
     causal = kernel not in FULL_ONLY
     found = [shares(other, family, causal, stored(kernel), kernel) for family in STORED_OF[kernel]]
     assert min(x for shares_of in found for part, x in shares_of.items() if part != "lse") < 1.0
+
+
+def test_a_softcap_gives_the_bits_of_its_kernel():
+    """tanh correctly rounded, a softcap that scales the exponents, a chain of quotients."""
+    twin = TWINS["fa4-hopper"]
+    x, outputs = stored_call("fa4-softcap")
+    assert set(shares_of(twin, x, outputs).items()) == {(n, 1.0) for n in ("out", "dq", "dk", "dv")}
+    for change in ("tanh=correct", "cap_apart=false", "capped_by=chain"):
+        other = replace(twin, make=lambda words=change: twin.plan.changed(f"softcap=20 {words}"))
+        assert min(shares_of(other, x, outputs).values()) < 1.0, change
 
 
 @pytest.mark.parametrize("family", STORED)

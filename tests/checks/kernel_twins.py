@@ -12,6 +12,7 @@ import numpy as np
 
 from roundscope.attention import examine
 from roundscope.attention.plans.twins import TWINS, Twin
+from roundscope.attention.testing.calls import Inputs
 from roundscope.tools.tensors.files import open_tensors
 from tests.checks.kernel_outputs import (
     FAMILIES,
@@ -35,6 +36,17 @@ def stored(kernel: str) -> dict[str, np.ndarray]:
         return {name: file[name] for name in file.names}
 
 
+def stored_call(name: str) -> tuple[Inputs, dict[str, np.ndarray]]:
+    """A call that is stored with its inputs: `fa4-softcap`, FlashAttention-4 with a softcap of 20,
+    whose inputs no family draws.
+    """
+    with open_tensors(GOLDEN / f"{name}.safetensors") as file:
+        arrays = {part: file[part] for part in file.names}
+    given = {part: arrays.pop(part) for part in ("q", "k", "v", "do")}
+    width = given["q"].shape[-1]
+    return Inputs(**given, scale=width**-0.5, is_causal=True, softcap=20.0), arrays
+
+
 def recorded(folder: Path, kernel: str) -> dict[str, np.ndarray]:
     """Head 0 of what was recorded in a folder."""
     [group] = [g for g, names in GROUPS.items() if kernel in names]
@@ -53,7 +65,13 @@ def shares(
     """Return the share of equal bits of each output that a twin gives; kernel: one of `SERVED`, for
     its window, softcap or sinks.
     """
-    x = of_one_head(inputs(family, causal, kernel))
+    prefix = f"{family}/{'causal' if causal else 'full'}/"
+    own = {n.removeprefix(prefix): a for n, a in outputs.items() if n.startswith(prefix)}
+    return shares_of(twin, of_one_head(inputs(family, causal, kernel)), own)
+
+
+def shares_of(twin: Twin, x: Inputs, outputs: dict[str, np.ndarray]) -> dict[str, float]:
+    """Return the share of equal bits of each output of a call that a twin gives."""
     block_q, block_k = twin.tiles(x.q.shape[-1])
     got = examine(
         x.q,
@@ -64,7 +82,7 @@ def shares(
         block_q=block_q,
         block_k=min(block_k, x.k.shape[1]),
         scale=x.scale,
-        is_causal=causal,
+        is_causal=x.is_causal,
         record=None,
         engine="numpy",
         window=x.window,
@@ -73,7 +91,7 @@ def shares(
     )
     found = {}
     for part in PARTS:
-        want = outputs.get(f"{family}/{'causal' if causal else 'full'}/{part}")
+        want = outputs.get(part)
         if want is not None:
             ours = np.asarray(getattr(got, part), np.float32).reshape(want.shape)
             found[part] = float((ours.view(np.int32) == want.view(np.int32)).mean())
@@ -105,8 +123,8 @@ def summary(found: dict[str, dict[str, float]]) -> Iterator[str]:
     """
     yield str(len(found))
     for part in PARTS:
-        shares_of = [parts[part] for parts in found.values() if part in parts]
-        yield f"{min(shares_of):.5f}" if shares_of else ""
+        of_part = [parts[part] for parts in found.values() if part in parts]
+        yield f"{min(of_part):.5f}" if of_part else ""
     yield ", ".join(mode for mode, parts in found.items() if min(parts.values()) < 1.0)
 
 

@@ -12,7 +12,7 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import PRESETS, fp32
 from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.plans.twins import TWINS, WHOLE, Twin
-from roundscope.attention.sites import OF_CHAIN, OF_SINKS, OF_SOFTCAP, PRODUCTS, Site
+from roundscope.attention.sites import OF_CAP_APART, OF_CHAIN, OF_SINKS, OF_SOFTCAP, PRODUCTS, Site
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
 from roundscope.emu.formats.format import NAMED, Format
 from roundscope.emu.roundings.modes import rounding
@@ -139,8 +139,11 @@ def _rounding(plan: Plan, site: Site) -> str:
 
 
 def _having(site: Site, plans: dict[str, Plan]) -> str:
-    if site in OF_SOFTCAP | OF_CHAIN:
-        return "calls with a softcap" + (", `capped_by=chain`" if site in OF_CHAIN else "")
+    if site in OF_SOFTCAP:
+        return "calls with a softcap"
+    for word, sites in (("capped_by=chain", OF_CHAIN), ("cap_apart=true", OF_CAP_APART)):
+        if site in sites:
+            return f"calls with a softcap, `{word}`"
     if site in OF_SINKS:
         return "calls with sinks"
     names = [name for name, plan in plans.items() if absent(plan, site) is None]

@@ -2,7 +2,9 @@
 against loops in float32.
 """
 
+import functools
 import itertools
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -64,8 +66,14 @@ def of_octets(x: list[Any], lanes: int) -> Any:
 
 
 def of_octet_pairs(x: list[Any], lanes: int) -> Any:
-    """Neighbouring lanes are added, an odd one out goes on unchanged behind them."""
-    found = octets(x, lanes)
+    """Each lane has as many octets, and adds number after number of all of them at once;
+    neighbouring lanes are added, an odd one out goes on unchanged behind them.
+    """
+    x = x + [ZERO] * (-len(x) % 8)
+    lanes, found = math.gcd(lanes, len(x) // 8), []
+    for n in range(lanes):
+        starts = range(8 * n, len(x), 8 * lanes)
+        found.append(functools.reduce(np.add, [x[lo + k] for k in range(8) for lo in starts]))
     while len(found) > 1:
         odd = found[len(found) // 2 * 2 :]
         found = [found[n] + found[n + 1] for n in range(0, len(found) - 1, 2)] + odd
