@@ -16,6 +16,7 @@ import gc
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -49,7 +50,7 @@ TYPES = {
     "fp32": np.float32,
     "e4m3": ml_dtypes.float8_e4m3fn,
 }
-SECONDS = 270  # a group's process is ended after this time
+SECONDS = 250  # after which a group's process writes what it has
 
 arrays: dict[str, np.ndarray] = {}  # of the group that this process records
 notes: dict[str, dict[str, Any]] = {}
@@ -203,6 +204,8 @@ def case(name: str, **note: Any) -> Iterator[Given]:
     given = Given(name, note)
     try:
         yield given
+    except TimeoutError:  # of the whole group
+        raise
     except Exception:
         given.note["failed"] = traceback.format_exc()
         print("FAILED", name, given.note["failed"].splitlines()[-1], flush=True)
@@ -227,6 +230,8 @@ def kernels(f: Callable[[], Any]) -> Any:
             path = Path(folder) / "trace.json"
             seen.export_chrome_trace(str(path))
             events = json.loads(path.read_text())["traceEvents"]
+    except TimeoutError:
+        raise
     except Exception as error:
         return repr(error)
     ran = sorted((e for e in events if e.get("cat") == "kernel"), key=lambda e: e["ts"])
@@ -974,6 +979,11 @@ def record_group(group: str, out: Path) -> None:
     import torch
 
     begun = time.time()
+
+    def ended(*_: Any) -> None:
+        raise TimeoutError(f"ended after {time.time() - begun:.0f} s")
+
+    signal.signal(signal.SIGTERM, ended)
     for f in GROUPS[group]:
         try:
             f()
@@ -1016,7 +1026,11 @@ def record(groups: Iterable[str], out: Path) -> None:
             code = process.wait(max(end - time.time(), 1))
             print(f"{group}: exit code {code}", flush=True)
         except subprocess.TimeoutExpired:
-            process.kill()
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
             print(f"{group}: ended after {SECONDS} s", flush=True)
         lines = (out / "texts" / f"{group}.log").read_text(errors="replace").splitlines()
         print("\n".join(f"    {line}" for line in lines[-8:]), flush=True)
