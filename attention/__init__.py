@@ -13,6 +13,7 @@ from roundscope.attention.packed import Packed, attend_packed, packed_sequences
 from roundscope.attention.plans.choices import DeltaFrom, Stabiliser, Stabilizer
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import PRESETS
+from roundscope.attention.plans.sizes import plan_of_call
 from roundscope.attention.rotation import rotated
 from roundscope.attention.rows import row_sums
 from roundscope.attention.sites import PRODUCTS, Axes, Site
@@ -48,6 +49,7 @@ __all__ = [
     "examine",
     "head_plans",
     "packed_sequences",
+    "plan_of_call",
     "reseeded",
     "rotated",
     "row_sums",
