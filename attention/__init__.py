@@ -17,6 +17,7 @@ from roundscope.attention.plans.choices import DeltaFrom, Stabiliser, Stabilizer
 from roundscope.attention.plans.named import preset
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import PRESETS
+from roundscope.attention.plans.sizes import plan_of_call
 from roundscope.attention.readers import READERS
 from roundscope.attention.recording import Record
 from roundscope.attention.rows import row_sums
@@ -54,6 +55,7 @@ __all__ = [
     "examine",
     "head_plans",
     "packed_sequences",
+    "plan_of_call",
     "reseeded",
     "rotated",
     "row_sums",

@@ -49,6 +49,7 @@ _OF_ATTENTION = (
     "examine",
     "head_plans",
     "packed_sequences",
+    "plan_of_call",
     "reseeded",
     "rotated",
     "row_sums",

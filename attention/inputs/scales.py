@@ -189,6 +189,17 @@ def stored_numbers(x: NDArray[np.float32], scale: NDArray[np.float32]) -> NDArra
     return whole.astype(np.float32)
 
 
+def stored_operands(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, scales: Mapping[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return q, k and v as they were stored, from their products with these scales, (B, G)."""
+    q, k, v = (
+        stored_numbers(x, scales[name]) if name in scales else x
+        for name, x in zip(OPERANDS, (q, k, v), strict=True)
+    )
+    return q, k, v
+
+
 def _repeated(scale: Any, group: int) -> Any:
     """Return scales of key heads for each of the query heads that share one."""
     return scale.__array_namespace__().repeat(scale, group, axis=-1)

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from roundscope.attention import Plan, Site, examine
-from roundscope.attention.inputs.scales import OPERANDS, stored_numbers
+from roundscope.attention.inputs.scales import OPERANDS, stored_operands
 from roundscope.attention.places import absent
 from roundscope.attention.plans.choices import Descales, KeyOrder, Log2E
 from roundscope.attention.plans.hopper import EIGHTS, HOPPER
@@ -126,17 +126,7 @@ def options_of(x: Inputs) -> dict[str, Any]:
 
 def stored(x: Inputs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return q, k and v as they were stored, before they were multiplied by the call's scales."""
-    return _stored((x.q, x.k, x.v), x.scales or {})
-
-
-def _stored(
-    qkv: tuple[np.ndarray, np.ndarray, np.ndarray], scales: Mapping[str, np.ndarray]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    q, k, v = (
-        stored_numbers(x, scales[name]) if name in scales else x
-        for x, name in zip(qkv, OPERANDS, strict=True)
-    )
-    return q, k, v
+    return stored_operands(x.q, x.k, x.v, x.scales or {})
 
 
 def emulated(
@@ -163,7 +153,7 @@ def emulated(
     if scales is not None:
         left = {"scale_s"} if c.plan.log2_e is Log2E.NONE else set()  # it is offset
         if c.plan.descales is Descales.PRODUCTS:
-            q, k, v = _stored((q, k, v), scales)
+            q, k, v = stored_operands(q, k, v, scales)
         else:
             left |= {*OPERANDS}
         options["scales"] = {n: x for n, x in scales.items() if n not in left}

@@ -117,6 +117,16 @@ def test_wrong_scales(tmp_path, metadata, message):
         read_layers(written(tmp_path / "x.safetensors", Q, out, {}, **metadata))
 
 
+@pytest.mark.parametrize("verb", ["trace", "diagnose"])
+def test_a_plan_that_has_the_scales_in_its_products(roundscope, tmp_path, verb):
+    """Numbers times their scale that are rounded as if they were stored."""
+    out = np.zeros((1, T, 4, H), FP8)
+    path = written(tmp_path / "x.safetensors", Q, out, DESCALES)
+    code, _, err = roundscope(verb, path, "--plan", "cudnn-fp8", "--out", tmp_path / "t")
+    assert code == 2 and "--plan 'cudnn-fp8" in err
+    assert "add --scales none for the stored numbers, or in trace --set descales=operands" in err
+
+
 def test_check_compares_no_scaled_output(roundscope, tmp_path):
     """An output that is four times too large."""
     out = np.zeros((1, T, 4, H), FP8)
