@@ -11,7 +11,15 @@ from roundscope.attention.plans.choice import choices_of
 from roundscope.attention.plans.choices import DeltaFrom, ScaleOfGradient, Stabilizer
 from roundscope.attention.plans.events import Event, precision_of
 from roundscope.attention.plans.tiles import TileChoices
-from roundscope.attention.sites import FACTORS, OF_CAP_APART, OF_KERNELS, PRODUCTS, Site, site_named
+from roundscope.attention.sites import (
+    FACTORS,
+    OF_CAP_APART,
+    OF_KERNELS,
+    OF_NORMALIZED_LAST,
+    PRODUCTS,
+    Site,
+    site_named,
+)
 from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.roundings.modes import Rounding
@@ -303,6 +311,7 @@ LATER = {
     **dict.fromkeys((Site.SDKH, Site.DKH, Site.DVH), "rounded_heads"),
     Site.DSR: "ds_apart",
     **dict.fromkeys(OF_CAP_APART, "cap_apart"),
+    **dict.fromkeys(OF_NORMALIZED_LAST, "normalized_last"),
 }
 """The events that only some keys have, each with the field of the plans that have it."""
 _ORDINAL = {site: i for i, site in enumerate(Site)}
