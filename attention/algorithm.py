@@ -60,7 +60,11 @@ from roundscope.attention.softmax.sinks import sink_logit, with_sink
 from roundscope.attention.softmax.softcap import BACKWARD, capped, factor, uncapped
 from roundscope.attention.tiles.records import (
     AnyState,
+    FlushedState,
+    Kept,
+    Last,
     Operands,
+    PartedState,
     Results,
     State,
     Sums,
@@ -83,7 +87,11 @@ def start(
     """
     in_lanes = plan.row_sum in KEPT_LANES
     l = xp.zeros((rows, 4) if in_lanes else (rows,))
-    kept = (empty(xp, rows, features),) if plan.flushed_tiles else ()
+    kept: tuple[Kept | Last, ...] = ()
+    if plan.flushed_tiles:
+        kept = (empty(xp, rows, features),)
+    elif plan.normalized_last:
+        kept = (Last(xp.zeros((rows,)), *(xp.zeros((rows, features)),) * 2),)
     if sink is not None:
         whole = 2.0**plan.offset  # exp(0)
         m, l = sink, l + whole * (xp.arange(4) == 0) if in_lanes else l + whole
@@ -115,7 +123,8 @@ def forward_tile(
     """
     ops, plan = at.ops, at.plan
     mul = ops.multiply
-    m_old, l, o, *kept = state
+    m_old, l, o, *_ = state
+    kept: tuple[Kept | Last, ...] = ()
 
     s, c, _ = capped(at, *_scores(at, scale, q, k, of_keys))
     m, x, dm = exponents(at, c, m_old, s)
@@ -127,14 +136,17 @@ def forward_tile(
 
     if plan.normalise_first:
         return _unfused(at, m, al, e, v)
-    if kept:
-        ao, kept[0] = flushed(at, alpha, ao, kept[0])
+    if isinstance(state, FlushedState):
+        ao, second = flushed(at, alpha, ao, state.kept)
+        kept = (second,)
     p = at(Site.P, e)
     l = new_row_sum(at, al, p if plan.row_sum_of is Site.P else e)
     if plan.pv_into_o:
         o = at(Site.O, *at.sum(Site.PV, p, v, init=ao, event=Site.O))
     else:
         pv = at.product(Site.PV, p, v)
+        if isinstance(state, PartedState):
+            kept = (Last(alpha, o, pv),)
         o = at(Site.O, rescaled_sum(at, ao, pv, (Site.AO, Site.O)))
     return state_of(m, l, o, *kept)
 
@@ -203,16 +215,17 @@ def finish(
                if the rows began with it
     of_output  the factor of the output, or None
     """
-    m, as_it_is, o, *kept = state
-    o = all_of(at, o, kept[0]) if kept else o
+    m, as_it_is, o, *_ = state
+    if isinstance(state, FlushedState):
+        o = all_of(at, o, state.kept)
     l, scale = kept_row_sum(at, as_it_is), factor(at, scale)
     if sink is not None:
         m, l = with_sink(at, base2_scale(at.ops, at.plan, scale), m, l, sink)
-    wide = (
-        o
-        if at.plan.normalise_first
-        else _divided(at, o, l if apart is None else at.ops.xp.where(apart, as_it_is, l), of_output)
-    )
+    divisor = l if apart is None else at.ops.xp.where(apart, as_it_is, l)
+    if isinstance(state, PartedState):
+        wide = _divided_last(at, state.last, divisor)
+    else:
+        wide = o if at.plan.normalise_first else _divided(at, o, divisor, of_output)
     out = at(Site.OUT, wide)
     return Results(out, wide, at(Site.LSE, log_sum_exp(at, scale, m, l)))
 
@@ -241,6 +254,15 @@ def _divided(at: Events, o: Array, l: Array, of_output: Array | None) -> Array:
         if at.plan[Site.INV].format.precision <= BINARY32.format.precision:
             inv = at.ops.round(inv, BINARY32, None)
     return register(at, Site.OI, at.ops.multiply(o, inv[:, None]))
+
+
+def _divided_last(at: Events, last: Last, l: Array) -> Array:
+    """Return INV PV + (INV alpha) O of the last key tile, before its last rounding."""
+    ops, inv = at.ops, at(Site.INV, inverse(at, l))
+    rescale = at(Site.IA, ops.multiply(inv, last.alpha))
+    earlier = at(Site.IO, ops.multiply(rescale[:, None], last.o))
+    new = ops.multiply(inv[:, None], last.pv)
+    return register(at, Site.OI, ops.odd_sum(*map(ops.hidden, (new, earlier))))
 
 
 def without_rows_of_no_key(at: Events, out: Array, wide: Array, lse: Array) -> Results:

@@ -117,6 +117,8 @@ class Site(SiteBase):
     SE = "SE", "exp(SX)", Axes.T, "forward", 75, "L"
     SL = "SL", "l + SE", Axes.T, "forward", 76, "L"
     INV = "INV", "1 / l", Axes.T, "forward", 18
+    IA = "IA", "INV ALPHA, of the last key tile", Axes.T, "forward", 106, "INV"
+    IO = "IO", "IA O, without the last key tile", Axes.TH, "forward", 107, "OUT"
     OI = "OI", "O INV in a register", Axes.TH, "forward", 44, "OUT"
     OUT = "OUT", "O INV", Axes.TH, "forward", 19
     MS = "MS", "m as it is kept", Axes.T, "forward", 53, "M"
@@ -222,6 +224,9 @@ OF_SOFTCAP = _named("SS CAP TANH SS_B CAP_B TANH_B TT DTANH DSC DCAP")
 OF_CHAIN = _named("DCT DCQ")
 OF_CAP_APART = _named("CT CT_B")
 OF_SINKS = _named("SINK SX SE SL PSINK DSINK")
+
+# events of plans with `normalized_last`
+OF_NORMALIZED_LAST = _named("IA IO")
 
 # events of plans that compute dS by the quotient rule
 OF_QUOTIENT = _named("LL INV2 DPL2 DPL")

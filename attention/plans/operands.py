@@ -40,7 +40,7 @@ def _scaled_queries(p: "PlanRecord") -> str:
 
 
 def _descales(p: "PlanRecord") -> str:
-    for name in ("normalise_first", "scale_roots", "scaled_queries"):
+    for name in ("normalise_first", "normalized_last", "scale_roots", "scaled_queries"):
         if getattr(p, name):
             word = "unfused" if name == "normalise_first" else name
             return (

@@ -16,7 +16,15 @@ from roundscope.attention.plans.choices import (
     Stabilizer,
 )
 from roundscope.attention.plans.tiles import TileChoices
-from roundscope.attention.sites import BLOCK_AXIS, FACTORS, OF_CAP_APART, OF_KERNELS, PRODUCTS, Site
+from roundscope.attention.sites import (
+    BLOCK_AXIS,
+    FACTORS,
+    OF_CAP_APART,
+    OF_KERNELS,
+    OF_NORMALIZED_LAST,
+    PRODUCTS,
+    Site,
+)
 from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.events.event import precision_of
 from roundscope.events.plan import BasePlan
@@ -189,6 +197,7 @@ LATER = {
     **dict.fromkeys((Site.SDKH, Site.DKH, Site.DVH), "rounded_heads"),
     Site.DSR: "ds_apart",
     **dict.fromkeys(OF_CAP_APART, "cap_apart"),
+    **dict.fromkeys(OF_NORMALIZED_LAST, "normalized_last"),
 }
 """The events that only some keys have, each with the field of the plans that have it."""
 

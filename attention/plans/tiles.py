@@ -29,6 +29,12 @@ def _flushed(p: "PlanRecord") -> str:
     )
 
 
+def _normalized_last(p: "PlanRecord") -> str:
+    if not (p.pv_into_o or p.normalise_first or p.split_tiles or p.flushed_tiles):
+        return ""
+    return "needs pv_into_o=false, a softmax in tiles, keys that are not split, and O in one sum"
+
+
 def _first_tile(p: "PlanRecord") -> str:
     if not p.kept_state:
         return "only a row sum that is kept in memory is another one there; it goes with kept_state"
@@ -95,6 +101,19 @@ class TileChoices(ServedChoices):
         kernels=(0,),
         programs=(0,),
         words=("0", "1", "2"),
+    )
+    normalized_last: bool = choice(
+        False,
+        number=53,
+        doc="True divides by the row sum in the last key tile: the output is INV PV + IO, one"
+        " multiply-add, where IO is (INV ALPHA) O of the earlier tiles. False (default) divides O"
+        " after the last tile.",
+        source="memory-efficient attention above 128 features, which keeps O in memory",
+        refused=_normalized_last,
+        kernels=(False,),
+        programs=(False,),
+        moves=Moves(forward=16),
+        example="pv_into_o=false normalized_last=true",
     )
     kept_state: bool = choice(
         False,

@@ -278,6 +278,9 @@ def cudnn_fp8_s256() -> Plan:
 def efficient() -> Plan:
     """Return memory-efficient attention (CUTLASS) as torch's SDPA runs it, on tensor cores that
     take 8 products at a time.
+
+    Above 128 features the kernel keeps O in memory, which pv_into_o=false, AO=fp64 and
+    normalized_last=true say.
     """
     return replace(
         _fused(EIGHTS, lanes=2).at(Site.AL, BINARY32),

@@ -65,12 +65,37 @@ class FlushedState(NamedTuple):
     kept: Kept
 
 
-AnyState: TypeAlias = State | FlushedState
+class Last(NamedTuple):
+    """The parts of O after a key tile, from which the output is computed in the last one.
+
+    alpha  the rescaling factor of the tile, (rows,)
+    o      O before it, (rows, Hv)
+    pv     P V, (rows, Hv)
+    """
+
+    alpha: Array
+    o: Array
+    pv: Array
 
 
-def state_of(m: Array, l: Array, o: Array, *kept: Kept) -> AnyState:
+class PartedState(NamedTuple):
+    """The state in plans with `normalized_last`."""
+
+    m: Array
+    l: Array
+    o: Array
+    last: Last
+
+
+AnyState: TypeAlias = State | FlushedState | PartedState
+
+
+def state_of(m: Array, l: Array, o: Array, *kept: Kept | Last) -> AnyState:
     """Return a state of these parts."""
-    return FlushedState(m, l, o, *kept) if kept else State(m, l, o)
+    if not kept:
+        return State(m, l, o)
+    [more] = kept
+    return PartedState(m, l, o, more) if isinstance(more, Last) else FlushedState(m, l, o, more)
 
 
 class Results(NamedTuple):
