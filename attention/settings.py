@@ -93,7 +93,7 @@ def setup_of(
         queries=q.shape[1],
         keys=k.shape[1],
         block_q=min(block_q, q.shape[1]),
-        block_k=_key_tile(plan, block_k, k.shape[1]),
+        block_k=min(block_k, k.shape[1]),
         heads=q.shape[2],
         key_heads=k.shape[2],
         scale=scale,
@@ -146,25 +146,6 @@ def _check_asked(setup: Setup, batch: int, features: tuple[int, int], has_mask: 
             raise ValueError(f"inject {error}") from None
     if setup.record is not None:
         check_record(setup.record, setup.plan)
-
-
-def _key_tile(plan: Plan, block_k: int, keys: int) -> int:
-    """Return the rows of a key tile: no more than there are keys, in whole tiles of the backward.
-
-    Raises ValueError for a tile that has no whole number of those.
-    """
-    own, block = plan.backward_keys, min(block_k, keys)
-    if not 0 < own < block:
-        return block
-    if block == keys:  # one tile, whose padding changes nothing
-        return -(-block // own) * own
-    if block % own:
-        raise ValueError(
-            f"block_k={block}: {plan.name} has tiles of {own} keys in the backward (backward_keys),"
-            f" of which a tile of the forward has a whole number; give {own}, a multiple of it, or"
-            " fewer"
-        )
-    return block
 
 
 def _check_key_scales(setup: Setup, features: int) -> None:

@@ -141,9 +141,9 @@ def backward(
 
     dK and dV are the gradients of key heads. do is (heads, T, Hv), rounded.
     """
-    (inputs, results), heads, keys = given, do.shape[0], given.inputs.k.shape[0]
-
+    results, heads, keys = given.results, do.shape[0], given.inputs.k.shape[0]
     setup = loops.of_backward(setup)
+    inputs = loops.in_whole_tiles(np, setup, given.inputs)
     each = None if each is None else tuple(map(loops.of_backward, each))
 
     def one(h: int | None, inputs: Inputs = inputs) -> tuple[Gradients, dict[str, Seen | None]]:

@@ -185,7 +185,9 @@ def backward(
 
     dK and dV are the gradients of key heads. do is (heads, T, Hv), rounded.
     """
-    setup, (q, k, v, *_) = loops.of_backward(setup), given.inputs
+    setup = loops.of_backward(setup)
+    given = given._replace(inputs=loops.in_whole_tiles(jnp, setup, given.inputs))
+    q, k, v, *_ = given.inputs
     ops, keys = xla_ops(opaque_zero(q)), k.shape[0]
     group = q.shape[0] // keys
     k, v = (jnp.repeat(x, group, axis=0) for x in (k, v))

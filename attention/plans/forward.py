@@ -209,7 +209,7 @@ class RowChoices(ExponentChoices):
         called="row sum",
         doc="How threads add up a row, one of `RowSum`: plain (default), lanes (FlashAttention-2),"
         " paired-lanes (FlashAttention-4 on Hopper), tile-lanes (cuDNN), tiles (Triton), eights"
-        " (FlashAttention-4), groups (CUTLASS).",
+        " (FlashAttention-4), sixteens (Mosaic), groups (CUTLASS).",
         refused=lambda p: (
             "its lanes are kept from tile to tile, and a softmax of whole rows has one; use"
             " row_sum=plain before unfused=true"

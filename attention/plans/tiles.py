@@ -137,10 +137,10 @@ class TileChoices(ServedChoices):
     backward_keys: int = choice(
         0,
         number=46,
-        doc="The keys of a tile in the backward, of which a key tile of the forward (`block_k`) has"
-        " a whole number. 0 (default), or tiles of the forward that are smaller: those of the"
-        " forward.",
-        source="cuDNN in FP8, with 256 in the forward and 128 in the backward",
+        doc="The keys of a tile in the backward. 0 (default), or tiles of the forward (`block_k`)"
+        " that are smaller: those of the forward.",
+        source="cuDNN in FP8, with 256 in the forward and 128 in the backward, and"
+        " FlashAttention-3, with 176 and 128",
         refused=lambda p: (
             "a number of keys, 0 for those of the forward; a softmax of whole rows has none"
             if p.backward_keys < 0 or p.normalise_first

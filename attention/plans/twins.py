@@ -10,6 +10,7 @@ twins follow from it.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import TypeAlias
 
 from roundscope.attention.plans.choices import (
     BackwardExponent,
@@ -53,10 +54,13 @@ from roundscope.emu.roundings.modes import (
 )
 from roundscope.emu.sums.accumulator import Accumulator, Order
 
+E4M3_CORE = Accumulator.tensor_core("hopper", "e4m3fn")
 TORCH = "torch 2.11.0 (CUDA 13.0), one H200"
+TOKAMAX = "tokamax 0.0.17, implementation='mosaic', jax 0.11.2, one H100"
 RELEASED = (
     "ucker/why-low-precision-training-fails at 02f0ab6 (arXiv 2510.04212), under BF16 autocast"
 )
+Tiles: TypeAlias = Callable[[int, bool], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +70,9 @@ class Twin:
     Args:
         name: Its name, which is that of its plan.
         make: A function that returns its arithmetic, under any name.
-        tiles: A function from the features of a head to the tile sizes (block_q, block_k) of the
-            kernel.
+        tiles: A function that returns the tile sizes (block_q, block_k) of the kernel for so many
+            features of a head, and for calls that are causal or have a window (True) or are not
+            (False).
         source: The kernel and versions that the plan was compared with.
         kernels: The names in `roundscope check` and `identify` of kernels that are taken to have
             this plan.
@@ -78,7 +83,7 @@ class Twin:
 
     name: str
     make: Callable[[], Plan]
-    tiles: Callable[[int], tuple[int, int]]
+    tiles: Tiles
     source: str
     kernels: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
@@ -102,7 +107,7 @@ TWINS: dict[str, Twin] = {}
 def twin(
     name: str,
     *,
-    tiles: Callable[[int], tuple[int, int]],
+    tiles: Tiles,
     source: str,
     kernels: tuple[str, ...] = (),
     outputs: tuple[str, ...] = (),
@@ -125,17 +130,16 @@ def twin(
     return entered
 
 
-def square(size: int) -> Callable[[int], tuple[int, int]]:
-    """Return the tiles of a kernel that has square ones of one size for all widths."""
-    return lambda width: (size, size)
+def always(block_q: int, block_k: int) -> Tiles:
+    """Return the tiles of a kernel that has the same ones in all calls."""
+    return lambda width, is_cut: (block_q, block_k)
 
 
 WHOLE = 2**20  # keys of a tile that holds every row whole
 
 
-def whole_rows(width: int) -> tuple[int, int]:
-    """Return the tiles of code that has none of keys."""
-    return (512, WHOLE)
+whole_rows = always(512, WHOLE)
+"""The tiles of code that has none of keys."""
 
 
 def _fused(core: Accumulator = HOPPER, lanes: int = 8) -> Plan:
@@ -160,7 +164,7 @@ def _fused(core: Accumulator = HOPPER, lanes: int = 8) -> Plan:
 # dQ of FlashAttention-2 and cuDNN is added up by atomics, in no fixed order
 @twin(
     "fa2",
-    tiles=lambda width: (128, 128) if width < 128 else (64, 64),
+    tiles=lambda width, is_cut: (128, 128) if width < 128 else (64, 64),
     source=f"SDPA's flash back end, {TORCH}",
     kernels=("sdpa-flash",),
     outputs=("sdpa-flash", "sdpa-flash-gqa"),
@@ -180,7 +184,7 @@ def fa2() -> Plan:
 
 @twin(
     "fa2-split",
-    tiles=lambda width: (128, 256) if width < 128 else (64, 128),
+    tiles=lambda width, is_cut: (128, 256) if width < 128 else (64, 128),
     source=f"SDPA's flash back end with few heads, {TORCH}",
     outputs=("sdpa-flash-few",),
     least={"dq": 0.9999},
@@ -195,7 +199,7 @@ def fa2_split() -> Plan:
 
 @twin(
     "cudnn",
-    tiles=square(128),
+    tiles=always(128, 128),
     source=f"SDPA's cuDNN back end (9.19), {TORCH}",
     kernels=("sdpa-cudnn", "jax-cudnn"),
     outputs=("sdpa-cudnn", "sdpa-cudnn-gqa", "jax-cudnn-gqa"),
@@ -235,7 +239,7 @@ def cudnn_split() -> Plan:
 
 @twin(
     "cudnn-fp8",
-    tiles=lambda width: (64, 256),
+    tiles=always(64, 256),
     source="sdpa_fp8 and sdpa_fp8_backward of nvidia-cudnn-frontend 1.32.0, cuDNN 9.19, one H100",
     kernels=("cudnn-fp8",),
     outputs=("cudnn-fp8",),
@@ -250,7 +254,7 @@ def cudnn_fp8() -> Plan:
     from the documentation, which multiplies products, and was compared in calls whose scales are 1.
     """
     ends = "Q K V P OUT DO P_B DS DSQ DQ_OUT DK_OUT DV_OUT"
-    plan = on_hopper(cudnn().at(Site.AL, BINARY32), Accumulator.tensor_core("hopper", "e4m3fn"))
+    plan = on_hopper(cudnn().at(Site.AL, BINARY32), E4M3_CORE)
     plan = rounding_to(plan, E4M3, ends).at(Site.DSR, FP16)
     plan = replace(plan, ds_apart=True, backward_keys=128, offset_again=True)
     return replace(plan, rounded_heads=False, descales=Descales.PRODUCTS)
@@ -258,7 +262,7 @@ def cudnn_fp8() -> Plan:
 
 @twin(
     "cudnn-fp8-s256",
-    tiles=lambda width: (64, 256),
+    tiles=always(64, 256),
     source="the same with scale_s = 256",
     kernels=("cudnn-fp8-s256",),
     outputs=("cudnn-fp8-s256",),
@@ -270,7 +274,7 @@ def cudnn_fp8_s256() -> Plan:
 
 @twin(
     "sdpa-efficient",
-    tiles=lambda width: (64, 64) if width < 128 else (128, 128),
+    tiles=lambda width, is_cut: (64, 64) if width < 128 else (128, 128),
     source=f"SDPA's memory-efficient back end, {TORCH}",
     kernels=("sdpa-efficient",),
     outputs=("sdpa-efficient",),
@@ -297,7 +301,7 @@ def efficient() -> Plan:
 
 @twin(
     "flex",
-    tiles=lambda width: (128, 128 if width == 64 else 64),
+    tiles=lambda width, is_cut: (128, 128 if width == 64 else 64),
     source=f"flex_attention, compiled, {TORCH}",
     kernels=("flex",),
     outputs=("flex", "flex-served"),
@@ -325,7 +329,7 @@ def flex() -> Plan:
 
 @twin(
     "triton-tutorial",
-    tiles=lambda width: (128, min(64, width)),
+    tiles=lambda width, is_cut: (128, min(64, width)),
     source="Triton's tutorial 06, triton 3.6.0, one H200",
     kernels=("triton-tutorial",),
     outputs=("triton-tutorial",),
@@ -424,7 +428,7 @@ def _released() -> Plan:
 
 @twin(
     "qiu-yao-eager",
-    tiles=square(512),
+    tiles=always(512, 512),
     source=f"attention.py of {RELEASED}, run eagerly, {TORCH}",
     kernels=("released-eager",),
     outputs=("released-eager-512",),
@@ -440,7 +444,7 @@ def qiu_yao_eager() -> Plan:
 
 @twin(
     "qiu-yao-compiled",
-    tiles=square(512),
+    tiles=always(512, 512),
     source=f"attention.py of {RELEASED}, compiled, one tile, {TORCH}",
     kernels=("released-compiled",),
     outputs=("released-compiled-512",),
@@ -497,7 +501,7 @@ def sdpa_math() -> Plan:
 
 @twin(
     "pallas-mha",
-    tiles=square(128),
+    tiles=always(128, 128),
     source="jax.experimental.pallas.ops.gpu.attention.mha, jax 0.11.2, one H200",
     kernels=("pallas",),
     outputs=("pallas",),
@@ -520,6 +524,46 @@ def pallas_mha() -> Plan:
         delta_products=True,
         dp_from_delta=True,
     )
+
+
+@twin(
+    "tokamax-mosaic",
+    tiles=lambda width, is_cut: (64, 128 if width <= 128 else 64),
+    source=TOKAMAX,
+    kernels=("tokamax-mosaic",),
+    outputs=("tokamax-mosaic",),
+    least={"dq": 0.997, "dk": 0.997, "dv": 0.997},
+)
+def tokamax_mosaic() -> Plan:
+    """Return the forward of tokamax's attention for Hopper, which is Pallas through Mosaic.
+
+    The scores are multiplied by c inside the multiply-add of X, and a thread adds a row of a tile
+    in four sums. The backward is near to the kernel's, and not its bits: the kernel computes P from
+    m and l, as 2^X rcp(l) for dQ and as 2^X / l for dK and dV, where the plan has L.
+    """
+    return replace(
+        _fused(lanes=16),
+        log2_e=Log2E.SCALE,
+        fused_exponent=True,
+        row_sum=RowSum.SIXTEENS,
+        reciprocal=Reciprocal.RCP,
+        gradients_apart=GradientsApart.NONE,
+        backward_keys=64,
+    )
+
+
+@twin(
+    "tokamax-mosaic-stale",
+    tiles=lambda width, is_cut: (64, 128 if width <= 128 else 64),
+    source=f"{TOKAMAX}, with rescale_threshold = 2^-8",
+    kernels=("tokamax-mosaic-stale",),
+    outputs=("tokamax-mosaic-stale",),
+)
+def tokamax_mosaic_stale() -> Plan:
+    """Return `tokamax-mosaic` with a maximum that keeps its value where it would grow by a factor
+    of 2^8 or less, and alpha l rounded.
+    """
+    return replace(tokamax_mosaic().at(Site.AL, BINARY32), stale_maximum=8.0)
 
 
 @twin(
@@ -546,7 +590,60 @@ def jax_xla() -> Plan:
     )
 
 
-def _tiles_of_fa4(width: int) -> tuple[int, int]:
+H100_FA3 = "flash-attn3-jax 0.2.3 (CUDA 13.0), one H100"
+
+
+# dQ, and dK and dV of grouped heads, are added as thread blocks arrive
+@twin(
+    "fa3",
+    tiles=lambda width, is_cut: (128, 128 if is_cut else 176),
+    source=f"FlashAttention-3, {H100_FA3}",
+    kernels=("fa3",),
+    outputs=("fa3", "fa3-gqa"),
+    least={"dq": 0.9999},
+)
+def fa3() -> Plan:
+    """Return FlashAttention-3, compiled for 128 features; heads with fewer run in it too.
+
+    X is one multiply-add of S, c and c m, forward and backward. Key tiles go from the last to the
+    first; they have 176 keys, or 128 in causal calls, in those with a window and in the backward.
+    dK and dV go up through the queries. Parts of dQ are added in memory as thread blocks arrive,
+    and so are, with grouped heads, dK and dV, in FP32.
+
+    Compared with 32, 64 and 128 features, causal, full and with a window, one head and four on one
+    key head, and in FP16. In full calls flash-attn3-jax 0.2.3 gives its backward too little memory,
+    with which some gradients are not those of any call (docs/findings/kernels.md).
+    """
+    return replace(
+        _fused(lanes=16),
+        log2_e=Log2E.MAXIMUM,
+        fused_exponent=True,
+        reciprocal=Reciprocal.RCP,
+        key_order=KeyOrder.DESCENDING,
+        query_order=QueryOrder.FROM_DIAGONAL,
+        backward_keys=128,
+    )
+
+
+@twin(
+    "fa3-e4m3",
+    tiles=always(128, 224),
+    source=f"the forward of FlashAttention-3 in E4M3, {H100_FA3}",
+    kernels=("fa3-fp8",),
+    outputs=("fa3-fp8",),
+)
+def fa3_e4m3() -> Plan:
+    """Return the forward of FlashAttention-3 in E4M3, without the scales of a call.
+
+    P is multiplied by 2^8, and the offset enters c m - 8 as one multiply-add, so CM is not rounded.
+    The tensor core adds products of FP8 to O itself, 32 at a time. The output is BF16. The kernel
+    has no backward; the plan's is that of fa2-bf16.
+    """
+    plan = fa3().adding(Site.S, E4M3_CORE).adding(Site.PV, E4M3_CORE).at(Site.CM, BINARY64)
+    return replace(rounding_to(plan, E4M3, "Q K V P"), offset=8)
+
+
+def _tiles_of_fa4(width: int, is_cut: bool) -> tuple[int, int]:
     """Return the tiles of FlashAttention-4's forward on Hopper.
 
     Its backward has key tiles of 96 above 128 features and of 48 above 192, so that dQ of such
@@ -581,24 +678,19 @@ def fa4_hopper() -> Plan:
     score (`cap_apart`); its derivative is one multiply-add. It was compared with 128 features,
     causal.
     """
-    plan = _fused().at(Site.TT, BINARY64).adding(Site.DELTA, octet_pairs(16))
     return replace(
-        plan,
-        log2_e=Log2E.MAXIMUM,
-        fused_exponent=True,
+        fa3().at(Site.TT, BINARY64).adding(Site.DELTA, octet_pairs(16)),
         row_sum=RowSum.PAIRED_LANES,
-        reciprocal=Reciprocal.RCP,
         log=Logarithm.LG2_SUM,
         tanh=Tanh.APPROX,
         cap_apart=True,
-        key_order=KeyOrder.DESCENDING,
-        query_order=QueryOrder.FROM_DIAGONAL,
+        backward_keys=0,
     )
 
 
 @twin(
     "sage-int8",
-    tiles=lambda width: (128, 64),
+    tiles=always(128, 64),
     source="SageAttention 1.0.6, torch 2.11.0 (CUDA 13.0), one H100",
     kernels=("sage-int8",),
     outputs=("sage-int8",),

@@ -53,6 +53,11 @@ class Inputs:
         return f"Inputs({', '.join(told)})"
 
     @property
+    def is_cut(self) -> bool:
+        """Whether causality or a window hides keys from a query."""
+        return self.is_causal or bool(self.window)
+
+    @property
     def options(self) -> dict[str, Any]:
         """The arguments of `roundscope.attend` other than the tensors."""
         return {

@@ -78,7 +78,6 @@ class Setup:
                       and `key_heads` count only the heads of the kernel's arrays
     programs_from     the least scores of a call whose tiles the NumPy engine computes by programs
                       (`engines.fused`)
-    key_rows          rows of k with padding, where the tiles are not those that it was padded for
     only_triton       whether the kernels for Hopper are left out, which have the same bits
     of_output         the factor of a head's output, or None
     """
@@ -97,7 +96,6 @@ class Setup:
     inject: tuple[Injection, ...] = ()
     record: Record | None = None
     some: SomeHeads | None = None
-    key_rows: int = 0
     of_output: Any = None
     programs_from: float = field(default_factory=lambda: PROGRAMS_FROM.get())
     only_triton: bool = field(default_factory=lambda: ONLY_TRITON.get())
@@ -142,7 +140,7 @@ class Setup:
     @property
     def key_tiles(self) -> int:
         """How many key tiles a head has; the last one is padded if necessary."""
-        return -(-(self.key_rows or self.keys) // self.block_k)
+        return -(-self.keys // self.block_k)
 
     @property
     def every(self) -> int:
@@ -363,9 +361,27 @@ def computed(
 def of_backward(setup: Setup) -> Setup:
     """Return the setup of the backward, with key tiles of the plan's `backward_keys`."""
     keys = setup.plan.backward_keys
-    if not 0 < keys < setup.block_k:
-        return setup
-    return replace(setup, block_k=keys, key_rows=setup.key_tiles * setup.block_k)
+    return replace(setup, block_k=keys) if 0 < keys < setup.block_k else setup
+
+
+def in_whole_tiles(xp: Any, setup: Setup, inputs: Inputs) -> Inputs:
+    """Return the inputs of all heads with the keys of whole tiles of this setup.
+
+    Keys beyond the last one, by which other tiles were filled, are dropped, and zeros are added.
+    """
+    rows = setup.key_tiles * setup.block_k
+
+    def filled(x: Array | None, axis: int) -> Array | None:
+        if x is None or x.shape[axis] == rows:
+            return x
+        cut = x[(*(slice(None),) * axis, slice(rows))]
+        pad = [(0, 0)] * x.ndim
+        pad[axis] = (0, rows - cut.shape[axis])
+        return xp.pad(cut, pad)
+
+    return inputs._replace(
+        k=filled(inputs.k, 1), v=filled(inputs.v, 1), mask=filled(inputs.mask, 2)
+    )
 
 
 def bounds(setup: Setup, i: Index, j: Index) -> tuple[Bounds, Bounds]:

@@ -73,7 +73,7 @@ def shares(
 
 def shares_of(twin: Twin, x: Inputs, outputs: dict[str, np.ndarray]) -> dict[str, float]:
     """Return the share of equal bits of each output of a call that a twin gives."""
-    block_q, block_k = twin.tiles(x.q.shape[-1])
+    block_q, block_k = twin.tiles(x.q.shape[-1], x.is_cut)
     got = examine(
         x.q,
         x.k,
@@ -94,7 +94,8 @@ def shares_of(twin: Twin, x: Inputs, outputs: dict[str, np.ndarray]) -> dict[str
     for part in PARTS:
         want = outputs.get(part)
         if want is not None:
-            ours = np.asarray(getattr(got, part), np.float32).reshape(want.shape)
+            ours = np.asarray(getattr(got, part), np.float32)
+            ours = (ours.swapaxes(1, 2) if part == "lse" else ours).reshape(want.shape)
             found[part] = float((ours.view(np.int32) == want.view(np.int32)).mean())
     return found
 

@@ -303,7 +303,7 @@ def contestants(size: Size) -> list[Contestant]:
         for q, k in TILES[size.features]
     }
     for name in REAL:
-        q, k = TWINS[name].tiles(size.features)
+        q, k = TWINS[name].tiles(size.features, size.is_causal)
         fused[f"{name}, fused {q} x {k}"] = emulated(name, size, "pallas", (q, k))
     # a kernel has no room for its own tiles, 512 x 512
     released = emulated("qiu-yao-compiled", size, "pallas", SLOW_TILE)

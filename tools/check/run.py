@@ -155,7 +155,7 @@ def comparison(
     """Compare a kernel with its plan on inputs of `kinds` and `OTHER`, to their end."""
     return compare(
         function,
-        asked.reference(asked.features),
+        asked.reference(),
         of_kinds,
         partial(drawn, asked),
         draws=asked.draws,
@@ -168,7 +168,7 @@ def comparison(
 
 
 def _of_kernel(asked: CheckOptions, tell: Tell) -> Findings:
-    function, plan = kernel_asked(asked), asked.reference(asked.features)
+    function, plan = kernel_asked(asked), asked.reference()
     tell("first call")
     runs = _running(function, asked)
     found = Findings(name=plain_name(asked.source), about=_about(asked), asked=asked)
@@ -305,7 +305,7 @@ def _real_tensors(function: Kernel, asked: CheckOptions, is_causal: bool) -> Cas
     x = _real(asked, is_causal)
     began = time.perf_counter()
     try:
-        real = asked.reference(x.q.shape[-1])
+        real = asked.reference()
         verdict = judged(function, real, x, MARGINS, asked.dtype)
     except Exception as error:  # a kernel may not take 32 features
         return not_run("edges", REAL, error, began)
@@ -346,7 +346,7 @@ def _of_file(path: Path, asked: CheckOptions, tell: Tell) -> Findings:
         answers = iter(outputs)
         found.compared = compare(
             lambda x: _comparable(x, next(answers)),
-            asked.reference(features),
+            asked.reference(),
             ["the file"],
             lambda kind, look: inputs[look],
             draws=len(calls),

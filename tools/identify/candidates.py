@@ -109,10 +109,13 @@ class Candidate:
         return (replace(self.plan, name=""), self.block_q, self.block_k, self.scale_ulps)
 
 
-def structures(width: int, keys: int) -> Iterator[Candidate]:
-    """Yield every twin and preset on its own tiles; those that are not fused get a whole row."""
+def structures(width: int, keys: int, is_cut: bool) -> Iterator[Candidate]:
+    """Yield every twin and preset on its own tiles; those that are not fused get a whole row.
+
+    is_cut: whether causality or a window hides keys from a query
+    """
     for twin in TWINS.values():
-        block_q, block_k = twin.tiles(width)
+        block_q, block_k = twin.tiles(width, is_cut)
         yield Candidate(plan=twin.plan, block_q=block_q, block_k=min(block_k, keys))
     for name in PRESETS:
         plan = Plan.preset(name)

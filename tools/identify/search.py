@@ -115,10 +115,10 @@ class Tries:
 def structures(x: Inputs, results: dict[str, np.ndarray]) -> Iterator[Candidate]:
     """Yield every structure in the formats of these inputs and results."""
     given = narrowest(*candidates.stored(x))
-    for c in candidates.structures(x.q.shape[-1], x.k.shape[1]):
+    for c in candidates.structures(x.q.shape[-1], x.k.shape[1], x.is_cut):
         yield candidates.leaving(candidates.in_half(c) if given == FP16 else c, results)
     if given == E4M3:
-        for c in candidates.structures(x.q.shape[-1], x.k.shape[1]):
+        for c in candidates.structures(x.q.shape[-1], x.k.shape[1], x.is_cut):
             for narrow in candidates.in_fp8(c, x.k.shape[1], has_scales=bool(x.scales)):
                 yield candidates.leaving(narrow, results)
 

@@ -240,10 +240,16 @@ _EVENTS = {*Site, *(f"{site}.sum" for site in PRODUCTS)}
 
 
 def _tiles(twin: Twin) -> str:
-    sizes = [(width, *twin.tiles(width)) for width in WIDTHS]
+    """Return the tiles for each width, apart for causal calls where those have others."""
+    told = []
+    for width in WIDTHS:
+        full, cut = (
+            f"{q} queries x {'all' if k >= WHOLE else k} keys"
+            for q, k in (twin.tiles(width, is_cut) for is_cut in (False, True))
+        )
+        told.append(full if full == cut else f"{full}, or {cut} with causality or a window,")
     return "; ".join(
-        f"{q} queries x {'all' if k >= WHOLE else k} keys with {width} features"
-        for width, q, k in sizes
+        f"{own} with {width} features" for width, own in zip(WIDTHS, told, strict=True)
     )
 
 
