@@ -25,6 +25,7 @@ def plan_of_call(
     k_shape: tuple[int, int, int, int],
     *,
     processors: int = PROCESSORS,
+    is_cut: bool = False,
 ) -> dict[str, Any]:
     """Return the plan and the tiles of a kernel in a call of these sizes, as arguments of `attend`.
 
@@ -41,6 +42,7 @@ def plan_of_call(
         q_shape: The shape of the queries, (B, T, N, H).
         k_shape: The shape of the keys, (B, S, G, H).
         processors: How many multiprocessors the GPU has; an H100 or H200 has 132.
+        is_cut: Whether the call is causal or has a window, on which the tiles of `fa3` depend.
 
     Returns:
         The arguments plan, block_q and block_k.
@@ -75,7 +77,7 @@ def plan_of_call(
     plan: Plan = twin.plan
     if twin.name == "fa2":
         few = TWINS["fa2-split"]
-        blocks = -(-keys // few.tiles(features)[1])
+        blocks = -(-keys // few.tiles(features, is_cut)[1])
         rows = heads * -(-queries // 64)
         if queries == 1 and heads > key_heads:  # query heads of a key head are rows of one block
             rows = key_heads * -(-(heads // key_heads) // 64)
@@ -87,7 +89,7 @@ def plan_of_call(
         plan = twin.plan
     elif twin.name == "sdpa-math" and batch * heads == 1:
         words = ALONE
-    block_q, block_k = twin.tiles(features)
+    block_q, block_k = twin.tiles(features, is_cut)
     return {
         "plan": plan.changed(words) if words else plan,
         "block_q": block_q,

@@ -225,7 +225,7 @@ def cudnn() -> Plan:
 # how the splits' L are combined is not known: L of half of the heads is one ulp off
 @twin(
     "cudnn-split",
-    tiles=square(128),
+    tiles=always(128, 128),
     source="SDPA's cuDNN back end (9.19) with one query, torch 2.11.0 (CUDA 13.0), one H100",
     outputs=("sdpa-cudnn-one",),
     least={"lse": 0.0},

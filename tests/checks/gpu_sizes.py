@@ -122,7 +122,7 @@ def plans(group: str, x: Inputs) -> Iterator[tuple[str, Candidate]]:
         few = TWINS["fa2-split"]
         for tiles in (0, 1, 2, 4, 8, 16):
             own = few.plan.changed(f"split_tiles={tiles}")
-            block = min(few.tiles(width)[1], keys)
+            block = min(few.tiles(width, False)[1], keys)
             yield f"split_tiles={tiles}", Candidate(plan=own, block_k=block)
     elif group == "cudnn":
         yield "cudnn", Candidate(plan=TWINS["cudnn"].plan, block_k=min(128, keys))
