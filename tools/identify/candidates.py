@@ -109,10 +109,16 @@ class Candidate:
 
 
 def structures(width: int, keys: int) -> Iterator[Candidate]:
-    """Yield every twin and preset on its own tiles; those that are not fused get a whole row."""
+    """Yield every twin and preset on its own tiles, twins also with their words for this width.
+
+    Those that are not fused get a whole row.
+    """
     for twin in TWINS.values():
         block_q, block_k = twin.tiles(width)
-        yield Candidate(plan=twin.plan, block_q=block_q, block_k=min(block_k, keys))
+        own = Candidate(plan=twin.plan, block_q=block_q, block_k=min(block_k, keys))
+        yield own
+        if twin.wide and width > 128:
+            yield _changed(own, twin.wide, twin.plan.changed(twin.wide))
     for name in PRESETS:
         plan = Plan.preset(name)
         yield Candidate(plan=plan, block_k=keys if plan.normalise_first else min(128, keys))
