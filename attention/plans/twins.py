@@ -79,6 +79,7 @@ class Twin:
         outputs: The files of tests/golden/kernels with which it is compared.
         least: The least share of equal bits of the results that do not agree in every bit, by name
             or, for one of the files, by FILE/NAME.
+        wide: The words of what the kernel does otherwise above 128 features.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Twin:
     kernels: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     least: Mapping[str, float] = field(default_factory=dict, hash=False)
+    wide: str = ""
 
     @property
     def plan(self) -> Plan:
@@ -112,6 +114,7 @@ def twin(
     kernels: tuple[str, ...] = (),
     outputs: tuple[str, ...] = (),
     least: Mapping[str, float] | None = None,
+    wide: str = "",
 ) -> Callable[[Callable[[], Plan]], Callable[[], Plan]]:
     """Return a decorator that puts a function into `TWINS` and returns it; see `Twin`."""
 
@@ -124,6 +127,7 @@ def twin(
             kernels=kernels,
             outputs=outputs,
             least=least or {},
+            wide=wide,
         )
         return make
 
@@ -278,13 +282,13 @@ def cudnn_fp8_s256() -> Plan:
     source=f"SDPA's memory-efficient back end, {TORCH}",
     kernels=("sdpa-efficient",),
     outputs=("sdpa-efficient",),
+    wide="pv_into_o=false AO=fp64 normalized_last=true",
 )
 def efficient() -> Plan:
     """Return memory-efficient attention (CUTLASS) as torch's SDPA runs it, on tensor cores that
     take 8 products at a time.
 
-    Above 128 features the kernel keeps O in memory, which pv_into_o=false, AO=fp64 and
-    normalized_last=true say.
+    Above 128 features the kernel keeps O in memory, which the words of `Twin.wide` say.
     """
     return replace(
         _fused(EIGHTS, lanes=2).at(Site.AL, BINARY32),

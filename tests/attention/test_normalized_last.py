@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from roundscope.attention import Plan, Record, examine
+from roundscope.tools.identify.candidates import structures
 
 T, KEYS, WIDTH, TILE = 24, 40, 8, 16
 F = np.float32
@@ -55,6 +56,13 @@ def test_engines_agree(more):
     for part in ("out", "lse", "dq", "dk", "dv"):
         one, other = (np.asarray(getattr(x, part), F).view(np.int32) for x in (a, b))
         assert np.array_equal(one, other), part
+
+
+@pytest.mark.parametrize(("width", "wide"), [(128, False), (256, True)])
+def test_a_search_tries_it_above_128_features(width, wide):
+    """A structure that no single change leads to, since without it O is almost right."""
+    plans = [c.plan for c in structures(width, 384) if c.plan.name == "sdpa-efficient"]
+    assert [p.normalized_last for p in plans] == [False, True][: 1 + wide]
 
 
 @pytest.mark.parametrize("words", ["pv_into_o=true", "flushed_tiles=2", "split_tiles=1"])

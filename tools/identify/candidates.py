@@ -110,13 +110,18 @@ class Candidate:
 
 
 def structures(width: int, keys: int, is_cut: bool) -> Iterator[Candidate]:
-    """Yield every twin and preset on its own tiles; those that are not fused get a whole row.
+    """Yield every twin and preset on its own tiles, twins also with their words for this width.
+
+    Those that are not fused get a whole row.
 
     is_cut: whether causality or a window hides keys from a query
     """
     for twin in TWINS.values():
         block_q, block_k = twin.tiles(width, is_cut)
-        yield Candidate(plan=twin.plan, block_q=block_q, block_k=min(block_k, keys))
+        own = Candidate(plan=twin.plan, block_q=block_q, block_k=min(block_k, keys))
+        yield own
+        if twin.wide and width > 128:
+            yield _changed(own, twin.wide, twin.plan.changed(twin.wide))
     for name in PRESETS:
         plan = Plan.preset(name)
         yield Candidate(plan=plan, block_k=keys if plan.normalise_first else min(128, keys))
