@@ -9,9 +9,11 @@ arrays of numbers in binary64, in NumPy and in JAX. Each result that a kernel ma
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from roundscope.emu.backends.ops import Array
+from roundscope.emu.roundings.modes import BF16, BINARY32, BINARY64
 from roundscope.events.plan import BasePlan
 from roundscope.events.sites import SiteBase
 
@@ -33,7 +35,7 @@ class Value(NamedTuple):
     name      its name
     site      the event that rounds it; None for whole numbers, which are not rounded
     shape     how it is shaped
-    optional  whether a call may leave it out, an input that is then None
+    optional  whether a call may leave it out, an input that is then None, or does not return it
     """
 
     name: str
@@ -74,6 +76,28 @@ class Operation:
     settings: Mapping[str, Any] = field(default_factory=dict)
     published: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     moved: tuple[SiteBase, ...] = ()
+
+
+P = TypeVar("P", bound=BasePlan)
+
+
+def in_bf16(plan: type[P], name: str, *sites: SiteBase) -> P:
+    """Return the plan in which these events round to BF16, and all others to binary32."""
+    return plan.everywhere(name, BINARY32).rounded(dict.fromkeys(sites, BF16), name)
+
+
+def published(plan: type[P], *makers: Callable[[], P]) -> dict[str, Callable[[], P]]:
+    """Return functions that make the plans of an operation, by name.
+
+    makers: functions whose name, with - in place of _, is that of their plan. Before them come
+        "exact", which is in binary64, and "fp32", in which every event and every step of a sum
+        rounds to binary32.
+    """
+    return {
+        "exact": partial(plan.everywhere, "exact", BINARY64),
+        "fp32": partial(plan.everywhere, "fp32", BINARY32),
+        **{make.__name__.replace("_", "-"): make for make in makers},
+    }
 
 
 class Call(NamedTuple):

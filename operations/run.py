@@ -14,6 +14,7 @@ from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.errors import unknown
 from roundscope.emu.formats.format import Format
+from roundscope.emu.roundings.modes import BF16, BINARY32, FP16, rounding
 from roundscope.emu.shown import shown
 from roundscope.emu.stats.summary import Stats
 from roundscope.events.hook import Events
@@ -32,6 +33,7 @@ TYPES = {
     "e4m3fn": ml_dtypes.float8_e4m3fn,
     "e5m2": ml_dtypes.float8_e5m2,
 }
+IN_PLACE = {"fp16": FP16, "fp32": BINARY32}  # of BF16, by the ends of names of plans
 Settings: TypeAlias = tuple[tuple[str, Any], ...]
 
 
@@ -69,7 +71,7 @@ def run(
 
     Args:
         operation: An operation, or its name in `OPERATIONS`.
-        plan: A plan of the operation, or the name of one that it publishes.
+        plan: A plan of the operation, or its name as `plan_of` reads it.
         inputs: Arrays by name, of any type; `Operation.inputs` says how each is shaped.
         settings: What differs from `Operation.settings`, such as eps.
         gradients: Gradients of the outputs by name; then the gradients of the inputs are computed.
@@ -113,6 +115,7 @@ def run(
         outputs={
             v.name: typed(_led(v, x, lead), own_format(chosen, v))
             for v, x in zip(own.outputs, found, strict=True)
+            if x is not None
         },
         gradients={
             v.name: _led(v, np.asarray(grads[v.name]), lead)
@@ -163,19 +166,36 @@ def operation_named(operation: Operation | str) -> Operation:
 
 
 def plan_of(operation: Operation, plan: BasePlan | str) -> Any:
-    """Return a plan of an operation, which may be given by the name of a published one.
+    """Return a plan of an operation, which may be given by its name.
+
+    That is the name of a published plan, or all:FORMAT, in which every event and every step of a
+    sum rounds to one format. A published name that ends in -fp16 or -fp32 has that format in place
+    of BF16.
 
     Raises:
         ValueError: There is no such plan.
         TypeError: The plan is one of another operation.
+
+    Example:
+        >>> plan = plan_of(OPERATIONS["rms_norm"], "transformers-llama-fp16")
+        >>> str(plan["OUT"]), str(plan["XN"]), str(plan.accumulator("SS"))
+        ('fp16', 'fp32', 'cascade[8] fp32')
     """
-    if isinstance(plan, str):
-        if plan not in operation.published:
-            raise ValueError(unknown(f"plan of {operation.name}", plan, operation.published))
-        return operation.published[plan]()
-    if not isinstance(plan, operation.plan):
-        raise TypeError(f"plan={shown(plan)}: a plan of another operation than {operation.name}")
-    return plan
+    if not isinstance(plan, str):
+        if not isinstance(plan, operation.plan):
+            told = f"plan={shown(plan)}: a plan of another operation than {operation.name}"
+            raise TypeError(told)
+        return plan
+    if plan.startswith("all:"):
+        return operation.plan.everywhere(plan, rounding(plan.removeprefix("all:")))
+    plain, _, suffix = plan.rpartition("-")
+    if plain in operation.published and suffix in IN_PLACE and plan not in operation.published:
+        made = operation.published[plain]()
+        other = {site: IN_PLACE[suffix] for site in made.SITES if made[site] == BF16}
+        return made.rounded(other, plan)
+    if plan not in operation.published:
+        raise ValueError(unknown(f"plan of {operation.name}", plan, operation.published))
+    return operation.published[plan]()
 
 
 def settings_of(operation: Operation, settings: Mapping[str, Any]) -> Settings:

@@ -124,8 +124,8 @@ class Accumulator:
         step: the `Rounding` after each addition. EXACT applies it once at the end; NATIVE ignores
             it.
         chunk: the number of products in a chunk (CHUNKED, ALIGNED), of lanes (STRIDED, OCTETS,
-            OCTET_PAIRS, CASCADE), or of terms that a thread adds (WARPS, where it must be a power of
-            two).
+            OCTET_PAIRS, CASCADE), or of terms that a thread adds (WARPS, where it must be a power
+            of two).
         alignment: an `Alignment`, which says how ALIGNED cuts its terms; None for the other orders.
             `Accumulator.tensor_core` fills it in.
 
