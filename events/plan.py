@@ -10,14 +10,15 @@ fix it.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.numbers import check_seed
-from roundscope.emu.roundings.modes import Rounding, RoundingMode
+from roundscope.emu.roundings.modes import BF16, FP16, Rounding, RoundingMode
 from roundscope.emu.shown import shown
 from roundscope.emu.sums.accumulator import Accumulator, check_accumulator
+from roundscope.emu.sums.tensor_cores import tensor_core
 from roundscope.events.choice import Choice, choices_of
 from roundscope.events.event import Event, event_to, precision_of
 from roundscope.events.sites import SiteBase
@@ -368,6 +369,20 @@ class BasePlan:
             known = " ".join(self.PRODUCTS)
             raise ValueError(f"site={site}: not a sum of products; those are {known}")
         return site
+
+
+P = TypeVar("P", bound=BasePlan)
+
+
+def half(plan: P) -> P:
+    """Return a plan with FP16 in place of BF16 everywhere, on tensor cores of FP16."""
+    halved = plan.rounded({site: FP16 for site in plan.SITES if plan[site] == BF16})
+    for site in plan.FACTORS:
+        kept = halved.accumulator(site)
+        if kept.alignment is not None and kept.alignment.operand.name == "bf16":
+            core = replace(tensor_core("hopper", "fp16"), chunk=kept.chunk)
+            halved = halved.adding(site, core)
+    return replace(halved, name=plan.name)
 
 
 def _check_lengths(plan: BasePlan) -> None:

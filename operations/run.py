@@ -14,13 +14,13 @@ from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.errors import unknown
 from roundscope.emu.formats.format import Format
-from roundscope.emu.roundings.modes import BF16, BINARY32, FP16, rounding
+from roundscope.emu.roundings.modes import BF16, BINARY32, rounding
 from roundscope.emu.shown import shown
 from roundscope.emu.stats.summary import Stats
 from roundscope.events.hook import Events
 from roundscope.events.injection import InjectionBase
 from roundscope.events.place import Rows
-from roundscope.events.plan import BasePlan
+from roundscope.events.plan import BasePlan, half
 from roundscope.events.recorder import RecordBase, Recorder, Seen, check_record
 from roundscope.operations.catalogue import OPERATIONS
 from roundscope.operations.operation import Operation, Shape, Value
@@ -33,7 +33,6 @@ TYPES = {
     "e4m3fn": ml_dtypes.float8_e4m3fn,
     "e5m2": ml_dtypes.float8_e5m2,
 }
-IN_PLACE = {"fp16": FP16, "fp32": BINARY32}  # of BF16, by the ends of names of plans
 Settings: TypeAlias = tuple[tuple[str, Any], ...]
 
 
@@ -80,8 +79,9 @@ def run(
         engine: "numpy" (Numba kernels) or "xla" (a program of JAX); both give the same bits.
 
     Raises:
-        ValueError: A name is unknown, an input is missing or has another shape, or the operation
-            has no backward. The message names the argument, its value and what to give.
+        ValueError: A name is unknown, an input is missing or has another shape, the operation has
+            no backward, or an injection is at an event that the call does not have. The message
+            names the argument, its value and what to give.
 
     Example:
         >>> import numpy as np
@@ -101,7 +101,8 @@ def run(
     if record is not None:
         record = replace(record)
         check_record(record, own.plan.SITES, own.plan.PRODUCTS)
-    work = partial(_computed, own, chosen, told, tuple(inject), record)
+    errors = _injections(own, chosen, told, tuple(inject), arrays, after)
+    work = partial(_computed, own, chosen, told, errors, record)
     if engine == "numpy":
         with np.errstate(all="ignore"):  # overflow and NaN are results here
             found, grads, seen = work(numpy_ops(), arrays, after)
@@ -122,7 +123,9 @@ def run(
             for v in own.inputs
             if v.name in (grads or {})
         },
-        stats={name: Stats.of(*map(np.asarray, x[:4])) for name, x in _summaries(seen).items()},
+        stats={
+            name: Stats.of(*map(np.asarray, x[:4])) for name, x in _summaries(own, seen).items()
+        },
         events={
             name.removesuffix(".events"): (np.asarray(x[0]), np.asarray(x[1]))
             for name, x in seen.items()
@@ -150,6 +153,36 @@ def _computed(
     if gradients is not None and operation.backward is not None:
         found = operation.backward(at, dict(settings), arrays, outputs, gradients)
     return outputs, found, at.seen()
+
+
+def _injections(
+    operation: Operation,
+    plan: BasePlan,
+    settings: Settings,
+    inject: tuple[InjectionBase, ...],
+    arrays: tuple[Any, ...],
+    gradients: tuple[Any, ...] | None,
+) -> tuple[InjectionBase, ...]:
+    """Return the injections, whose sites may be given by name.
+
+    Raises:
+        ValueError: There is no such site, or the call has no event there, as its first row tells.
+    """
+    if not inject:
+        return ()
+    found = tuple(replace(own, site=operation.plan.SITES.named(own.site)) for own in inject)
+    first = tuple(
+        x if x is None or v.shape is Shape.SHARED else x[:1]
+        for v, x in zip(operation.inputs, arrays, strict=True)
+    )
+    after = None if gradients is None else tuple(x[:1] for x in gradients)
+    with np.errstate(all="ignore"):
+        seen = _computed(operation, plan, settings, (), RecordBase(), numpy_ops(), first, after)[2]
+    for own in found:
+        if own.site not in seen:
+            events = " ".join(site for site in operation.plan.SITES if site in seen)
+            raise ValueError(f"inject: this call has no event {own.site}; it has {events}")
+    return found
 
 
 def operation_named(operation: Operation | str) -> Operation:
@@ -189,13 +222,16 @@ def plan_of(operation: Operation, plan: BasePlan | str) -> Any:
     if plan.startswith("all:"):
         return operation.plan.everywhere(plan, rounding(plan.removeprefix("all:")))
     plain, _, suffix = plan.rpartition("-")
-    if plain in operation.published and suffix in IN_PLACE and plan not in operation.published:
-        made = operation.published[plain]()
-        other = {site: IN_PLACE[suffix] for site in made.SITES if made[site] == BF16}
-        return made.rounded(other, plan)
-    if plan not in operation.published:
-        raise ValueError(unknown(f"plan of {operation.name}", plan, operation.published))
-    return operation.published[plan]()
+    if plan in operation.published or suffix not in ("fp16", "fp32"):
+        plain, suffix = plan, ""
+    if plain not in operation.published:
+        raise ValueError(unknown(f"plan of {operation.name}", plain, operation.published))
+    made = operation.published[plain]()
+    if suffix == "fp16":
+        made = half(made)
+    elif suffix:
+        made = made.rounded({site: BINARY32 for site in made.SITES if made[site] == BF16})
+    return replace(made, name=plan)
 
 
 def settings_of(operation: Operation, settings: Mapping[str, Any]) -> Settings:
@@ -283,6 +319,9 @@ def _led(value: Value, x: Any, lead: tuple[int, ...]) -> NDArray[np.float64]:
     return array.reshape(*lead, *array.shape[1:])
 
 
-def _summaries(seen: Seen) -> dict[str, Any]:
-    """Return the summaries among what was recorded."""
-    return {n: x for n, x in seen.items() if not n.endswith((".ones", ".events", ".away"))}
+def _summaries(operation: Operation, seen: Seen) -> dict[str, Any]:
+    """Return the summaries among what was recorded, in the order of the sites."""
+    sites = operation.plan.SITES
+    names = (n for n in seen if not n.endswith((".ones", ".events", ".away")))
+    ordered = sorted(names, key=lambda n: (sites.named(n.partition(".")[0]).ordinal, n))
+    return {n: seen[n] for n in ordered}

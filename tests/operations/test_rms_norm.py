@@ -10,6 +10,7 @@ from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.operations import OPERATIONS, run
 from roundscope.operations.rms_norm import Root
 from roundscope.operations.run import plan_of
+from tests.operations.by_torch import torch_of
 from tests.operations.exactly import numbers, root, to, total
 
 RMS_NORM = OPERATIONS["rms_norm"]
@@ -34,11 +35,7 @@ def norm_of(torch, name, weight):
 @pytest.mark.parametrize("name", ["transformers-llama", "torch-cpu", "transformers-gemma"])
 def test_every_bit_of_torch(name, suffix, features, family):
     """Another order of the sum, a root in one step, a cast on the other side of the weight."""
-    torch = pytest.importorskip("torch")
-    found = torch.backends.cpu.get_cpu_capability()
-    if found not in ("AVX2", "AVX512"):
-        pytest.skip(f"torch adds with the vectors of {found}; the plans have those of AVX2")
-    dtype = {"": torch.bfloat16, "-fp16": torch.float16, "-fp32": torch.float32}[suffix]
+    torch, dtype = torch_of(suffix)
     rng = np.random.default_rng([features, FAMILIES.index(family)])
     size = {
         "normal": 1.0,

@@ -1,0 +1,136 @@
+"""What holds for every operation of the catalogue and every plan that it publishes."""
+
+import numpy as np
+import pytest
+
+from roundscope.emu.stats.classify import COUNTS
+from roundscope.events.injection import InjectionBase, SetTo
+from roundscope.events.recorder import RecordBase
+from roundscope.operations import OPERATIONS, run
+from roundscope.operations.operation import Shape
+from roundscope.operations.run import plan_of
+from tests.operations.examples import FORMULAS, inputs_of
+
+PLANS = [(name, plan) for name, own in OPERATIONS.items() for plan in own.published]
+every_operation = pytest.mark.parametrize("name", OPERATIONS)
+every_plan = pytest.mark.parametrize(("name", "plan"), PLANS)
+SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-40, -1e-45, 3e38, -60000.0, 1e-7)
+
+
+def same(a, b):
+    return np.array_equal(np.asarray(a, np.float64), np.asarray(b, np.float64), equal_nan=True)
+
+
+def assert_same_run(own, plan, given):
+    """NumPy and XLA return the same outputs and record the same counts."""
+    one, two = (
+        run(own, plan, given, record=RecordBase(), engine=engine) for engine in ("numpy", "xla")
+    )
+    assert list(one.outputs) == list(two.outputs)
+    for name, x in one.outputs.items():
+        assert x.dtype == two.outputs[name].dtype and same(x, two.outputs[name]), name
+    assert list(one.stats) == list(two.stats)
+    for site, stats in one.stats.items():
+        for name in COUNTS:
+            assert same(getattr(stats, name), getattr(two.stats[site], name)), (site, name)
+
+
+@every_plan
+def test_numpy_and_xla_agree(name, plan):
+    """A sum that XLA reorders, a product that it fuses, an event that one engine leaves out."""
+    assert_same_run(name, plan, inputs_of(name))
+
+
+@every_operation
+def test_numpy_and_xla_agree_on_special_values(name):
+    """A subnormal number that XLA flushes; NaN that a maximum drops."""
+    rng = np.random.default_rng(9)
+    given = inputs_of(name, (12,))
+    for x in given.values():
+        if np.issubdtype(x.dtype, np.floating):
+            flat = x.reshape(-1)
+            flat[rng.permutation(flat.size)[: len(SPECIAL)]] = SPECIAL[: flat.size]
+    for plan in (list(OPERATIONS[name].published)[-1], "fp32"):
+        assert_same_run(name, plan, given)
+
+
+@every_operation
+def test_exact_is_the_formula(name):
+    """A sign, an axis, a mean over the wrong count."""
+    given = {
+        n: x.astype(np.float64) if x.dtype.kind == "f" else x for n, x in inputs_of(name).items()
+    }
+    found = run(name, "exact", given).outputs
+    first = next(iter(found.values()))
+    wanted = FORMULAS[name](**given)
+    assert first.shape == wanted.shape and first.dtype == np.float64
+    np.testing.assert_allclose(first, wanted, rtol=1e-13, atol=1e-14)
+
+
+@every_plan
+def test_every_plan_computes_the_operation(name, plan):
+    """A step that a narrow plan leaves out."""
+    if plan == "transformers-gptj":
+        pytest.skip("rotates other features: tests/operations/test_rope.py")
+    given = inputs_of(name)
+    found, exact = (next(iter(run(name, p, given).outputs.values())) for p in (plan, "exact"))
+    if (
+        "unit_offset" in OPERATIONS[name].plan.choices()
+        and plan_of(OPERATIONS[name], plan).unit_offset
+    ):
+        exact = exact / given["weight"] * (1.0 + given["weight"])
+    if "pairs" in OPERATIONS[name].plan.choices() and plan_of(OPERATIONS[name], plan).pairs:
+        return  # another function: its features are in another order (tests/operations/test_rope)
+    np.testing.assert_allclose(found.astype(np.float64), exact, rtol=0.05, atol=0.05)
+
+
+@every_plan
+def test_an_injection_at_every_site_does_something_or_is_refused(name, plan):
+    """An event that the equations do not call; an error that is dropped in silence."""
+    given = inputs_of(name)
+    own = OPERATIONS[name]
+    before = run(name, plan, given, record=RecordBase())
+    assert len(before.stats) > 2
+    for site in own.plan.SITES:
+        error = InjectionBase(site=site, what=SetTo(value=3.0))
+        if site not in before.stats:
+            with pytest.raises(ValueError, match=f"no event {site};"):
+                run(name, plan, given, inject=[error])
+            continue
+        after = run(name, plan, given, inject=[error]).outputs
+        assert not all(same(before.outputs[n], x) for n, x in after.items()), site
+
+
+@every_operation
+def test_rows_do_not_depend_on_each_other(name):
+    """A coordinate that is counted from the first row of a part; random bits of columns alone."""
+    own = OPERATIONS[name]
+    given = inputs_of(name, (9,))
+    plan = plan_of(own, "fp32")
+    for site in own.plan.SITES:
+        plan = plan.at(site, "bf16", "stochastic", seed=7)
+    parts = {
+        v.name: given[v.name] if v.shape is Shape.SHARED else given[v.name][:4] for v in own.inputs
+    }
+    settings = {"reduction": "none"} if name == "cross_entropy" else {}
+    for engine in ("numpy", "xla"):
+        whole, part = (
+            next(iter(run(own, plan, x, settings=settings, engine=engine).outputs.values()))
+            for x in (given, parts)
+        )
+        assert same(whole[:4], part)
+
+
+@every_operation
+def test_an_operation_is_said_completely(name):
+    """A number or a stream that two have; a site without a formula; a plan under another name."""
+    own = OPERATIONS[name]
+    assert 0 < own.number < 256
+    assert [o.name for o in OPERATIONS.values() if o.number == own.number] == [name]
+    streams = [site.stream for site in own.plan.SITES]
+    assert len(set(streams)) == len(streams) and max(streams) < 64
+    assert all(site.formula for site in own.plan.SITES)
+    assert all(plan_of(own, n).name == n for n in own.published)
+    assert set(own.moved) <= set(own.plan.SITES)
+    for choice in own.plan.choices().values():
+        assert choice.doc and choice.words
