@@ -21,6 +21,7 @@ from roundscope.emu.sums.accumulator import Accumulator, check_accumulator
 from roundscope.emu.sums.tensor_cores import tensor_core
 from roundscope.events.choice import Choice, choices_of
 from roundscope.events.event import Event, event_to, precision_of
+from roundscope.events.readers import READERS
 from roundscope.events.sites import SiteBase
 
 
@@ -331,6 +332,40 @@ class BasePlan:
         new = list(self.accumulators)
         new[self.PRODUCTS.index(self._product(site))] = accumulator
         return replace(self, name=_edited(self.name), accumulators=tuple(new))
+
+    def changed(self, *changes: str, seed: int | None = None) -> Self:
+        """Return the plan with changes given in words (docs/reference/grammar.md), as on the
+        command line.
+
+        Args:
+            changes: Changes, which are applied from left to right. One string may hold several,
+                separated by blanks. SITE=FORMAT[:MODE[:OVERFLOW]] and
+                SITE=BLOCK_FORMAT[:RULE][:MODE] set the rounding of a site; in place of SITE, the
+                words inputs, forward and backward mean all sites of that stage.
+                SITE.sum=ACCUMULATOR sets the accumulator of a sum. The words mode= exp= delta_from=
+                stabilizer= key_order= unfused= only= but= plan= and the others of
+                docs/reference/grammar.md change everything else.
+            seed: Seed of every stochastic rounding, including the steps of sums, from 0 to
+                2^32 - 1. None keeps the seeds of the plan.
+
+        Returns:
+            The new plan. Its name ends in a star if anything but the seed was changed.
+
+        Raises:
+            ValueError: A word is unknown, or names a site that the plan never reaches. The message
+                names the word and how to fix it.
+            TypeError: A change is not a string.
+
+        Example:
+            >>> from roundscope.attention import Plan, Site
+            >>> plan = Plan.preset("fa2-bf16").changed(
+            ...     "O=bf16:stochastic PV.sum=hopper:bf16", "delta_from=P_DP", seed=7
+            ... )
+            >>> str(plan[Site.O].mode), plan[Site.O].seed, str(plan.delta_from)
+            ('stochastic', 7, 'P_DP')
+        """
+        plan: Self = READERS["changes"](self, changes, seed)
+        return plan
 
     def seeded(self, seed: int) -> Self:
         """Return the plan with one seed in every stochastic rounding, including the steps of sums.

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from roundscope.attention.grammar.changes import changed
 from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.errors import unknown
@@ -203,22 +204,28 @@ def plan_of(operation: Operation, plan: BasePlan | str) -> Any:
 
     That is the name of a published plan, or all:FORMAT, in which every event and every step of a
     sum rounds to one format. A published name that ends in -fp16 or -fp32 has that format in place
-    of BF16.
+    of BF16. Changes in words may follow, which semicolons separate (docs/reference/grammar.md).
 
     Raises:
-        ValueError: There is no such plan.
+        ValueError: There is no such plan, or a change is not one of plans of this operation.
         TypeError: The plan is one of another operation.
 
     Example:
         >>> plan = plan_of(OPERATIONS["rms_norm"], "transformers-llama-fp16")
         >>> str(plan["OUT"]), str(plan["XN"]), str(plan.accumulator("SS"))
         ('fp16', 'fp32', 'cascade[8] fp32')
+        >>> changed = plan_of(OPERATIONS["rms_norm"], "torch-cpu; SS.sum=ascending root=correct")
+        >>> str(changed.accumulator("SS")), str(changed.root)
+        ('ascending fp32', 'correct')
     """
     if not isinstance(plan, str):
         if not isinstance(plan, operation.plan):
             told = f"plan={shown(plan)}: a plan of another operation than {operation.name}"
             raise TypeError(told)
         return plan
+    plan, given, changes = plan.partition(";")
+    if given:
+        return changed(plan_of(operation, plan.strip()), (changes,))
     if plan.startswith("all:"):
         return operation.plan.everywhere(plan, rounding(plan.removeprefix("all:")))
     plain, _, suffix = plan.rpartition("-")

@@ -11,8 +11,9 @@ hopper:bf16. With -N, the tensor core takes N products at a time.
 
 import re
 from dataclasses import replace
+from typing import Any
 
-from roundscope.attention.sites import PRODUCTS, Site, site_named
+from roundscope.attention.plans.plan import Plan
 from roundscope.emu.blocks.format import (
     BLOCK_NAMED,
     BlockFormat,
@@ -26,9 +27,10 @@ from roundscope.emu.roundings.words import parted
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 from roundscope.events.event import Event, event_to
+from roundscope.events.plan import BasePlan
 
 ORDERS = ("ascending", "pairwise", "halves", "exact", "native")
-Place = tuple[Site, bool]  # an event, or (True) the steps of the sum at that event
+Place = tuple[Any, bool]  # an event, or (True) the steps of the sum at that event
 
 
 def event_of(text: str) -> Event:
@@ -169,14 +171,17 @@ def _is(text: str, accumulator: Accumulator) -> bool:
         return False
 
 
-def places_of(text: str) -> tuple[Place, ...]:
-    """Return the events and steps of a text SITE+SITE.step, each once, in the order of `Site`.
+def places_of(text: str, of: type[BasePlan] = Plan) -> tuple[Place, ...]:
+    """Return the events and steps of a text SITE+SITE.step, each once, in the order of the sites.
+
+    of: the class of plans whose sites are meant
 
     Raises:
         ValueError: A site is unknown, or steps are named of a site that is not a sum of products.
     """
-    named = {_place(word) for word in text.split("+")}
-    return tuple((site, step) for site in Site for step in (False, True) if (site, step) in named)
+    named = {_place(of, word) for word in text.split("+")}
+    every = ((site, step) for site in of.SITES for step in (False, True))
+    return tuple(place for place in every if place in named)
 
 
 def place_words(places: tuple[Place, ...]) -> str:
@@ -184,14 +189,14 @@ def place_words(places: tuple[Place, ...]) -> str:
     return "+".join(f"{site}.step" if step else site for site, step in places)
 
 
-def _place(word: str) -> Place:
+def _place(of: type[BasePlan], word: str) -> Place:
     """Return the event of SITE, or the steps of SITE.step."""
     name, dot, step = word.partition(".")
     if dot and step.lower() != "step":
         raise ValueError(f"'{word}': write SITE for an event, SITE.step for the steps of its sum")
-    site = site_named(name)
-    if dot and site not in PRODUCTS:
+    site = of.SITES.named(name)
+    if dot and site not in of.PRODUCTS:
         raise ValueError(
-            f"{site} is no sum of products and has no steps; those are {' '.join(PRODUCTS)}"
+            f"{site} is no sum of products and has no steps; those are {' '.join(of.PRODUCTS)}"
         )
     return site, bool(dot)

@@ -1,5 +1,7 @@
 """What holds for every operation of the catalogue and every plan that it publishes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -134,3 +136,27 @@ def test_an_operation_is_said_completely(name):
     assert set(own.moved) <= set(own.plan.SITES)
     for choice in own.plan.choices().values():
         assert choice.doc and choice.words
+
+
+@every_operation
+def test_every_word_of_a_plan_is_read(name):
+    """A choice, a sum or a stage that the grammar takes for one of attention."""
+    own = OPERATIONS[name]
+    plan = plan_of(own, "fp32")
+    for choice in own.plan.choices().values():
+        for word in choice.words:
+            made = plan.changed(f"{choice.name}={word}")
+            assert str(getattr(made, choice.name)).lower() == word and made.name == "fp32*"
+    for site in own.plan.SITES:
+        made = plan_of(own, f"fp32; {site}=bf16:toward-zero; {site}.mode=stochastic")
+        assert str(made[site]) == "bf16:stochastic"
+        alone = plan.changed(f"only={site}")
+        assert [s for s in own.plan.SITES if str(alone[s]) == "fp32"] == [site]
+    for site in own.plan.PRODUCTS:
+        made = plan.changed(f"{site}.sum=pairwise:bf16")
+        assert made.accumulator(site) == replace(made.accumulator(site), order="pairwise")
+        assert str(made.accumulator(site)) == "pairwise bf16"
+    assert str(plan.changed("inputs=bf16")[next(iter(own.plan.SITES))]) == "bf16"
+    for wrong in ("softcap=1", "PV=bf16", "plan=fp32", "PV.sum=ascending", "only=PV"):
+        with pytest.raises(ValueError, match=r"unknown|no sum"):
+            plan.changed(wrong)

@@ -1,12 +1,10 @@
 """RMSNorm: torch's and transformers' bits on a CPU, and a judge in exact fractions."""
 
-from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.operations import OPERATIONS, run
 from roundscope.operations.rms_norm import Root
 from roundscope.operations.run import plan_of
@@ -60,7 +58,7 @@ def test_the_judge_agrees(name, kind, rooted):
     x, residual = (numbers(rng, (4, 5), kind) for _ in range(2))
     weight = numbers(rng, (5,), kind)
     plan = plan_of(RMS_NORM, name + {"bf16": ""}.get(kind, f"-{kind}"))
-    plan = replace(plan.adding("SS", Accumulator()), root=rooted)
+    plan = plan.changed(f"SS.sum=ascending root={rooted}")
     given = {"x": x, "weight": weight, "residual": residual}
     found = run(RMS_NORM, plan, given, settings={"eps": 1e-5}).outputs
     for r in range(4):
