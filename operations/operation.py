@@ -56,10 +56,11 @@ class Operation:
         inputs: What it reads, in the order in which `forward` takes it.
         outputs: What it returns, in the order of `forward`.
         forward: The equations: a function (at, settings, *inputs) -> outputs, with an
-            `events.hook.Events` of its plan as `at`, on arrays of binary64.
-        backward: The equations of the gradients: a function (at, settings, inputs, outputs,
-            gradients of the outputs) -> a dictionary of gradients by the name of the input; None if
-            it has none. `at` is the same, and inputs and outputs are those of `forward`, rounded.
+            `events.hook.Events` of its plan as `at`, on arrays of binary64. Behind the outputs it
+            may return what `backward` reads.
+        backward: The equations of the gradients: a function (at, settings, what `forward` returns
+            behind the outputs, gradients of the outputs) -> a dictionary of gradients by the name
+            of the input; None if it has none. `at` is the same.
         settings: What a call says beside arrays and has no arithmetic, such as eps, with defaults.
         published: Functions that make its plans, by name: "exact", "fp32" and those of
             implementations, each with its source in its docstring.

@@ -37,8 +37,7 @@ def forward(
 def backward(
     at: Events[Plan, Rows],
     settings: Mapping[str, Any],
-    inputs: tuple[Array, ...],
-    outputs: tuple[Array, ...],
+    saved: tuple[Array, ...],
     gradients: tuple[Array, ...],
 ) -> dict[str, Array]:
     """Return the gradients of a and b, both that of the sum."""

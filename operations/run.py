@@ -149,11 +149,12 @@ def _computed(
     place = Rows(head=PARTS + operation.number)
     recorder = None if record is None else Recorder(ops, place, record)
     at = Events(ops, plan, place, inject, recorder)
+    count = len(operation.outputs)
     outputs = operation.forward(at, dict(settings), *arrays)
     found: dict[str, Array] = {}
     if gradients is not None and operation.backward is not None:
-        found = operation.backward(at, dict(settings), arrays, outputs, gradients)
-    return outputs, found, at.seen()
+        found = operation.backward(at, dict(settings), outputs[count:], gradients)
+    return outputs[:count], found, at.seen()
 
 
 def _injections(
@@ -176,7 +177,7 @@ def _injections(
         x if x is None or v.shape is Shape.SHARED else x[:1]
         for v, x in zip(operation.inputs, arrays, strict=True)
     )
-    after = None if gradients is None else tuple(x[:1] for x in gradients)
+    after = None if gradients is None else tuple(x if x is None else x[:1] for x in gradients)
     with np.errstate(all="ignore"):
         seen = _computed(operation, plan, settings, (), RecordBase(), numpy_ops(), first, after)[2]
     for own in found:
@@ -292,13 +293,17 @@ def _given_gradients(operation: Operation, gradients: Mapping[str, Any]) -> tupl
     """Return the gradients of the outputs as rows of binary64.
 
     Raises:
-        ValueError: One is missing or of an unknown output.
+        ValueError: One is of an unknown output, or missing and of no optional output.
     """
     known = [v.name for v in operation.outputs]
-    if set(gradients) != set(known):
+    needed = {v.name for v in operation.outputs if not v.optional}
+    if not needed <= set(gradients) <= set(known):
         raise ValueError(f"gradients: give those of {' '.join(known)}, here {' '.join(gradients)}")
-    found = []
+    found: list[Any] = []
     for v in operation.outputs:
+        if v.name not in gradients:
+            found.append(None)
+            continue
         x = np.asarray(gradients[v.name]).astype(np.float64)
         found.append(x.reshape(-1, x.shape[-1]) if v.shape is Shape.ROWS else x.reshape(-1))
     return tuple(found)

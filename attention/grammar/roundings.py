@@ -4,8 +4,8 @@ A rounding is FORMAT[:MODE][:OVERFLOW], such as bf16:stochastic or e4m3fn:toward
 blocks FORMAT[:RULE][:MODE], such as mxfp8_e4m3:rceil or int8[128x64]:ties-to-away.
 
 An accumulator is one of ascending, pairwise, halves, chunkedN, stridedN, octetsN, octet-pairsN,
-warpsN, cascadeN and exact, followed by :FORMAT[:MODE], the rounding of its steps, which is fp32 by
-default. It can also be native, or a tensor core, ARCHITECTURE[-N]:TYPE[:FORMAT], such as
+warpsN, cascadeN, levels and exact, followed by :FORMAT[:MODE], the rounding of its steps, which is
+fp32 by default. It can also be native, or a tensor core, ARCHITECTURE[-N]:TYPE[:FORMAT], such as
 hopper:bf16. With -N, the tensor core takes N products at a time.
 """
 
@@ -29,7 +29,7 @@ from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 from roundscope.events.event import Event, event_to
 from roundscope.events.plan import BasePlan
 
-ORDERS = ("ascending", "pairwise", "halves", "exact", "native")
+ORDERS = ("ascending", "pairwise", "halves", "levels", "exact", "native")
 Place = tuple[Any, bool]  # an event, or (True) the steps of the sum at that event
 
 
@@ -117,6 +117,7 @@ def accumulator_of(text: str) -> Accumulator:
             "octet-pairs16",
             "warps4",
             "cascade8",
+            "levels",
             "exact",
             "native",
             *ARCHITECTURES,

@@ -13,6 +13,7 @@ from roundscope.operations.operation import Shape
 from roundscope.operations.run import plan_of
 from tests.operations.examples import FORMULAS, inputs_of
 
+WITH_GRADIENTS = [name for name, own in OPERATIONS.items() if own.backward]
 PLANS = [(name, plan) for name, own in OPERATIONS.items() for plan in own.published]
 every_operation = pytest.mark.parametrize("name", OPERATIONS)
 every_plan = pytest.mark.parametrize(("name", "plan"), PLANS)
@@ -101,6 +102,56 @@ def test_an_injection_at_every_site_does_something_or_is_refused(name, plan):
             continue
         after = run(name, plan, given, inject=[error]).outputs
         assert not all(same(before.outputs[n], x) for n, x in after.items()), site
+
+
+def gradients_of(name, given):
+    """Gradients of all outputs of a call."""
+    outputs = run(name, "exact", given).outputs
+    rng = np.random.default_rng(8)
+    return {n: rng.normal(size=x.shape).astype(np.float32) for n, x in outputs.items()}
+
+
+@pytest.mark.parametrize("name", WITH_GRADIENTS)
+def test_gradients_are_slopes(name):
+    """A sign or a factor in a gradient, or one that forgets a path to the output."""
+    given = {
+        n: x.astype(np.float64) if x.dtype.kind == "f" else x for n, x in inputs_of(name).items()
+    }
+    after = gradients_of(name, given)
+
+    def scalar(**changed):
+        found = run(name, "exact", given | changed).outputs
+        return sum(float((after[n] * x).sum()) for n, x in found.items())
+
+    found = run(name, "exact", given, gradients=after).gradients
+    assert set(found) == {n for n, x in given.items() if x.dtype.kind == "f"}
+    for n, gradient in found.items():
+        assert gradient.shape == given[n].shape
+        for place in (0, 7, given[n].size - 1):
+            step = np.zeros(given[n].size)
+            step[place] = 1e-5
+            step = step.reshape(given[n].shape)
+            slope = scalar(**{n: given[n] + step}) - scalar(**{n: given[n] - step})
+            assert slope / 2e-5 == pytest.approx(gradient.flat[place], rel=1e-5, abs=1e-6), n
+
+
+@pytest.mark.parametrize("name", WITH_GRADIENTS)
+def test_gradients_are_the_same_under_xla(name):
+    """A backward that XLA fuses; an injection at a backward event that is lost."""
+    given = inputs_of(name)
+    after = gradients_of(name, given)
+    for plan in list(OPERATIONS[name].published)[1:3]:
+        one, two = (
+            run(name, plan, given, gradients=after, engine=engine, record=RecordBase())
+            for engine in ("numpy", "xla")
+        )
+        assert all(same(x, two.gradients[n]) for n, x in one.gradients.items())
+        assert list(one.stats) == list(two.stats)
+    for site in (s for s in OPERATIONS[name].plan.SITES if s.stage == "backward"):
+        error = InjectionBase(site=site, what=SetTo(value=3.0))
+        if site in one.stats:
+            hit = run(name, plan, given, gradients=after, inject=[error]).gradients
+            assert not all(same(one.gradients[n], x) for n, x in hit.items()), site
 
 
 @every_operation

@@ -23,7 +23,7 @@ def norm_of(torch, name, weight):
     kind = name.removeprefix("transformers-")
     modules = pytest.importorskip(f"transformers.models.{kind}.modeling_{kind}")
     made = getattr(modules, f"{kind.title()}RMSNorm")(features, eps=1e-6).to(weight.dtype)
-    made.weight.data = weight
+    made.weight.data = weight.detach()
     return made
 
 
@@ -47,6 +47,27 @@ def test_every_bit_of_torch(name, suffix, features, family):
     given = {"x": x.float().numpy(), "weight": weight.float().numpy()}
     got = run("rms_norm", name + suffix, given, settings={"eps": 1e-6}).outputs["out"]
     assert np.array_equal(got.astype(np.float32), wanted)
+
+
+@pytest.mark.parametrize("shape", [(12, 64), (300, 1000)])
+@pytest.mark.parametrize("suffix", ["", "-fp16", "-fp32"])
+@pytest.mark.parametrize("name", ["transformers-llama", "torch-cpu", "transformers-gemma"])
+def test_every_bit_of_the_gradients(name, suffix, shape):
+    """A sum over the rows in another order, a derivative of the root that rounds elsewhere."""
+    torch, dtype = torch_of(suffix)
+    generator = torch.Generator().manual_seed(shape[0])
+    x, dout = (3.0 * torch.randn(2, *shape, generator=generator)).to(dtype)
+    weight = (1.0 + 0.3 * torch.randn(shape[1], generator=generator)).to(dtype)
+    x, weight = x.clone().requires_grad_(), torch.nn.Parameter(weight)
+    layer = norm_of(torch, name, weight)
+    layer(x).backward(dout)
+    given = {n: v.detach().float().numpy() for n, v in (("x", x), ("weight", weight))}
+    after = {"out": dout.float().numpy()}
+    found = run("rms_norm", name + suffix, given, gradients=after).gradients
+    assert np.array_equal(found["x"], x.grad.float().numpy())
+    whole = shape[1] // 32 * 32 if suffix == "-fp32" else shape[1]
+    dw = (weight if weight.grad is not None else layer.weight).grad.float().numpy()
+    assert np.array_equal(found["weight"][:whole], dw[:whole])
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp16", "fp32"])
