@@ -32,6 +32,17 @@ class Site(SiteBase):
     SC = "SC", "SG as it is multiplied by U", Axes.RF, "forward", 6
     GU = "GU", "SC U", Axes.RF, "forward", 7
     OUT = "OUT", "GU, or SG without U, as it is stored", Axes.RF, "forward", 8
+    DOUT = "DOUT", "gradient of OUT", Axes.RF, "inputs", 9
+    DU = "DU", "DOUT SC", Axes.RF, "backward", 10
+    DUO = "DUO", "DU as it is stored", Axes.RF, "backward", 11
+    DSC = "DSC", "DOUT U", Axes.RF, "backward", 12
+    SB = "SB", "1 / DN", Axes.RF, "backward", 13
+    SN = "SN", "1 - SB", Axes.RF, "backward", 14
+    GN = "GN", "G SN", Axes.RF, "backward", 15
+    SL = "SL", "1 + GN, or 1 + G SN in one (fused_slope)", Axes.RF, "backward", 16
+    DSB = "DSB", "DSC SB, or DOUT SB without U", Axes.RF, "backward", 17
+    DG = "DG", "DSB SL", Axes.RF, "backward", 18
+    DGO = "DGO", "DG as it is stored", Axes.RF, "backward", 19
 
 
 class Sigmoid(StrEnum):
@@ -63,12 +74,22 @@ class Plan(BasePlan):
         doc="How exp is computed, one of `Exponential`: correct (default), cuda, ex2 or sleef.",
         moves=Moves(forward=2),
     )
+    fused_slope: bool = choice(
+        False,
+        number=2,
+        doc="True computes the slope 1 + G SN by a multiply-add, without the event GN. Default"
+        " False.",
+        source="torch on a CPU, whose compiler contracts it",
+        moves=Moves(backward=1),
+    )
 
 
 def forward(
     at: Events[Plan, Rows], settings: Mapping[str, Any], gate: Array, up: Array | None = None
 ) -> tuple[Array, ...]:
-    """Return (out,), for gate (R, F), and up of the same shape, or None for silu alone."""
+    """Return (out,), for gate (R, F), and up of the same shape, or None for silu alone; and behind
+    it G, DN, SC and U, for `backward`.
+    """
     xp, divide = at.ops.xp, at.ops.divide
     g = at(Site.G, gate)
     dn = at(Site.DN, 1.0 + exponential(at, Site.EXP, -g, at.plan.exp))
@@ -77,9 +98,35 @@ def forward(
     else:
         sg = at(Site.SG, divide(g, dn))
     if up is None:
-        return (at(Site.OUT, sg),)
-    sc = at(Site.SC, sg)
-    return (at(Site.OUT, at(Site.GU, at.ops.multiply(sc, at(Site.U, up)))),)
+        return at(Site.OUT, sg), g, dn, None, None
+    sc, u = at(Site.SC, sg), at(Site.U, up)
+    return at(Site.OUT, at(Site.GU, at.ops.multiply(sc, u))), g, dn, sc, u
+
+
+def backward(
+    at: Events[Plan, Rows],
+    settings: Mapping[str, Any],
+    saved: tuple[Array, Array, Array | None, Array | None],
+    gradients: tuple[Array],
+) -> dict[str, Array]:
+    """Return the gradients of the gate and of up."""
+    (g, dn, sc, u), mul = saved, at.ops.multiply
+    d, found = at(Site.DOUT, gradients[0]), {}
+    if sc is not None:
+        found["up"] = at(Site.DUO, at(Site.DU, mul(d, sc)))
+        d = at(Site.DSC, mul(d, u))
+    sb = at(Site.SB, at.ops.divide(at.ops.xp.ones_like(dn), dn))
+    gn = mul(g, at(Site.SN, 1.0 - sb))
+    if at.plan.fused_slope:
+        one = at.ops.hidden(at.ops.xp.ones_like(gn))
+        slope = at(Site.SL, at.ops.odd_sum(one, gn))
+    else:
+        slope = at(Site.SL, 1.0 + at(Site.GN, gn))
+    dg = at(Site.DGO, at(Site.DG, mul(at(Site.DSB, mul(d, sb)), slope)))
+    return {**found, "x" if sc is None else "gate": dg}
+
+
+IN_TYPE = (Site.G, Site.U, Site.OUT, Site.DOUT, Site.DUO, Site.DGO)
 
 
 def torch_cpu() -> Plan:
@@ -87,10 +134,12 @@ def torch_cpu() -> Plan:
     such as transformers' LlamaMLP: binary32 inside silu, cast before the product (aten/src/ATen/
     native/cpu/Activation.cpp, silu_kernel; torch 2.13).
 
-    Equal in every bit in BF16, FP16 and FP32 (tests/operations/test_gated.py).
+    Equal in every bit in BF16, FP16 and FP32, and so are autograd's gradients
+    (tests/operations/test_gated.py).
     """
-    plan = in_bf16(Plan, "torch-cpu", Site.G, Site.U, Site.SC, Site.GU, Site.OUT)
-    return replace(plan, exp=Exponential.SLEEF)
+    eager = (Site.SC, Site.GU, Site.DU, Site.DSC)
+    plan = in_bf16(Plan, "torch-cpu", *IN_TYPE, *eager)
+    return replace(plan, exp=Exponential.SLEEF, fused_slope=True)
 
 
 def fused() -> Plan:
@@ -99,7 +148,7 @@ def fused() -> Plan:
 
     It was not compared with the bits of a kernel.
     """
-    plan = in_bf16(Plan, "fused", Site.G, Site.U, Site.OUT)
+    plan = in_bf16(Plan, "fused", *IN_TYPE)
     return replace(plan, exp=Exponential.CUDA)
 
 
@@ -110,6 +159,7 @@ SILU = Operation(
     inputs=(Value("x", Site.G),),
     outputs=(Value("out", Site.OUT),),
     forward=forward,
+    backward=backward,
     published=published(Plan, torch_cpu, fused),
     moved=(Site.EXP, Site.DN, Site.SG, Site.OUT),
 )
@@ -120,6 +170,7 @@ SILU_MUL = Operation(
     inputs=(Value("gate", Site.G), Value("up", Site.U)),
     outputs=(Value("out", Site.OUT),),
     forward=forward,
+    backward=backward,
     published=published(Plan, torch_cpu, fused),
     moved=(Site.EXP, Site.DN, Site.SG, Site.SC, Site.GU, Site.OUT),
 )

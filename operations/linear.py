@@ -30,6 +30,13 @@ class Site(SiteBase):
     YS = "YS", "sum of YP over the splits", Axes.RF, "forward", 5
     YB = "YB", "Y + B, or YS + B", Axes.RF, "forward", 6
     OUT = "OUT", "the result as it is stored", Axes.RF, "forward", 7
+    DOUT = "DOUT", "gradient of OUT", Axes.RF, "inputs", 8
+    DX = "DX", "sum_g DOUT W", Axes.RF, "backward", 9
+    DXO = "DXO", "DX as it is stored", Axes.RF, "backward", 10
+    DW = "DW", "sum_r DOUT X", Axes.GF, "backward", 11
+    DWO = "DWO", "DW as it is stored", Axes.GF, "backward", 12
+    DB = "DB", "sum_r DOUT", Axes.F, "backward", 13
+    DBO = "DBO", "DB as it is stored", Axes.F, "backward", 14
 
 
 def _too_few(plan: Any) -> str:
@@ -41,8 +48,14 @@ class Plan(BasePlan):
     """The arithmetic of a linear layer."""
 
     SITES: ClassVar = Site
-    PRODUCTS: ClassVar = (Site.Y, Site.YS)
-    FACTORS: ClassVar = {Site.Y: (Site.X, Site.W), Site.YS: (Site.YP,)}
+    PRODUCTS: ClassVar = (Site.Y, Site.YS, Site.DX, Site.DW, Site.DB)
+    FACTORS: ClassVar = {
+        Site.Y: (Site.X, Site.W),
+        Site.YS: (Site.YP,),
+        Site.DX: (Site.DOUT, Site.W),
+        Site.DW: (Site.DOUT, Site.X),
+        Site.DB: (Site.DOUT,),
+    }
     BLOCK_AXIS: ClassVar = {Site.X: 1, Site.W: 1}
 
     splits: int = choice(
@@ -72,7 +85,9 @@ def forward(
     weight: Array,
     bias: Array | None,
 ) -> tuple[Array, ...]:
-    """Return (out,), for x (R, F), weight (G, F) and bias (G,) or None."""
+    """Return (out,), for x (R, F), weight (G, F) and bias (G,) or None; and behind it X, W and the
+    bias, for `backward`.
+    """
     xp, splits = at.ops.xp, at.plan.splits
     x, w = at(Site.X, x), at.ops.transposed(at(Site.W, weight))
     b = None if bias is None else xp.broadcast_to(at(Site.B, bias[None, :]), (len(x), w.shape[1]))
@@ -90,19 +105,45 @@ def forward(
         y = at(Site.YS, total.reshape(shape), None if exact is None else exact.reshape(shape))
     if b is not None and first is None:
         y = at(Site.YB, y + b)
-    return (at(Site.OUT, y),)
+    return at(Site.OUT, y), x, w, b
+
+
+def backward(
+    at: Events[Plan, Rows],
+    settings: Mapping[str, Any],
+    saved: tuple[Array, Array, Array | None],
+    gradients: tuple[Array],
+) -> dict[str, Array]:
+    """Return the gradients of x, of the weight and of the bias."""
+    x, w, b = saved
+    dout = at(Site.DOUT, gradients[0])
+    turned = at.ops.transposed(dout)
+    found = {
+        "x": at(Site.DXO, at.product(Site.DX, dout, at.ops.transposed(w))),
+        "weight": at(Site.DWO, at.product(Site.DW, turned, x)),
+    }
+    if b is not None:
+        db = at.product(Site.DB, turned, at.ops.xp.ones((x.shape[0], 1)))
+        found["bias"] = at(Site.DBO, db[:, 0])
+    return found
+
+
+IN_TYPE = (Site.X, Site.W, Site.B, Site.OUT, Site.DOUT, Site.DXO, Site.DWO, Site.DBO)
 
 
 def torch_cpu() -> Plan:
     """Return torch.nn.functional.linear on a CPU with AVX-512: products added in binary32 in chunks
     of 192, which are added to the bias, and one cast (MKL's and oneDNN's products; torch 2.13).
 
-    Equal in every bit in FP32, of calls of 64 rows and 64 to 2048 features. In BF16 and FP16 the
-    order is another one, which is not known: at least 99.9 % of the numbers are equal in BF16, and
-    99.5 % in FP16 (tests/operations/test_linear.py).
+    Equal in every bit in FP32, of calls of 64 rows and 64 to 2048 features, and so are autograd's
+    gradients; between 192 and 384 products the chunks are halves (chunked128 for 256). In BF16 and
+    FP16 the order is another one, which is not known: at least 99.9 % of the numbers are equal in
+    BF16, and 99.5 % in FP16 (tests/operations/test_linear.py).
     """
-    plan = in_bf16(Plan, "torch-cpu", Site.X, Site.W, Site.B, Site.OUT)
-    plan = plan.adding(Site.Y, Accumulator(order=Order.CHUNKED, chunk=192))
+    plan = in_bf16(Plan, "torch-cpu", *IN_TYPE)
+    for site in (Site.Y, Site.DX, Site.DW):
+        plan = plan.adding(site, Accumulator(order=Order.CHUNKED, chunk=192))
+    plan = plan.adding(Site.DB, Accumulator(order=Order.LEVELS))
     return replace(plan, name="torch-cpu", bias_first=True)
 
 
@@ -112,8 +153,9 @@ def hopper() -> Plan:
 
     It was not compared with a GPU's bits.
     """
-    plan = in_bf16(Plan, "hopper", Site.X, Site.W, Site.B, Site.OUT)
-    plan = plan.adding(Site.Y, Accumulator.tensor_core("hopper", "bf16"))
+    plan = in_bf16(Plan, "hopper", *IN_TYPE)
+    for site in (Site.Y, Site.DX, Site.DW):
+        plan = plan.adding(site, Accumulator.tensor_core("hopper", "bf16"))
     return replace(plan, name="hopper")
 
 
@@ -128,6 +170,7 @@ LINEAR = Operation(
     ),
     outputs=(Value("out", Site.OUT),),
     forward=forward,
+    backward=backward,
     published=published(Plan, torch_cpu, hopper),
     moved=(Site.Y, Site.YP, Site.YS, Site.YB, Site.OUT),
 )

@@ -27,6 +27,11 @@ class Site(SiteBase):
     XS = "XS", "rotated(X) SIN", Axes.RF, "forward", 4
     SUM = "SUM", "XC + XS, or X COS + XS in one (fused)", Axes.RF, "forward", 5
     OUT = "OUT", "SUM as it is stored", Axes.RF, "forward", 6
+    DOUT = "DOUT", "gradient of OUT", Axes.RF, "inputs", 7
+    DC = "DC", "DOUT COS", Axes.RF, "backward", 8
+    DS = "DS", "DOUT SIN", Axes.RF, "backward", 9
+    DX = "DX", "DC + DS rotated back", Axes.RF, "backward", 10
+    DXO = "DXO", "DX as it is stored", Axes.RF, "backward", 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,27 +58,48 @@ class Plan(BasePlan):
 def forward(
     at: Events[Plan, Rows], settings: Mapping[str, Any], x: Array, cos: Array, sin: Array
 ) -> tuple[Array, ...]:
-    """Return (out,), for x, cos and sin of shape (R, F), all with a column for each feature."""
-    xp, mul = at.ops.xp, at.ops.multiply
+    """Return (out,), for x, cos and sin of shape (R, F), all with a column for each feature; and
+    behind it cos and sin, for `backward`.
+    """
+    mul = at.ops.multiply
     x, cos, sin = at(Site.X, x), at(Site.COS, cos), at(Site.SIN, sin)
-    if at.plan.pairs:
-        rotated = xp.stack([-x[:, 1::2], x[:, ::2]], axis=2).reshape(x.shape)
-    else:
-        half = x.shape[1] // 2
-        rotated = xp.concatenate([-x[:, half:], x[:, :half]], axis=1)
-    xs = at(Site.XS, mul(rotated, sin))
+    xs = at(Site.XS, mul(_rotated(at, x), sin))
     if at.plan.fused:
         total = at(Site.SUM, at.ops.odd_sum(mul(x, cos), xs))
     else:
         total = at(Site.SUM, at(Site.XC, mul(x, cos)) + xs)
-    return (at(Site.OUT, total),)
+    return at(Site.OUT, total), cos, sin
+
+
+def backward(
+    at: Events[Plan, Rows],
+    settings: Mapping[str, Any],
+    saved: tuple[Array, Array],
+    gradients: tuple[Array],
+) -> dict[str, Array]:
+    """Return the gradient of x; the table is a constant."""
+    cos, sin = saved
+    dout = at(Site.DOUT, gradients[0])
+    dc = at(Site.DC, at.ops.multiply(dout, cos))
+    ds = at(Site.DS, at.ops.multiply(dout, sin))
+    return {"x": at(Site.DXO, at(Site.DX, dc - _rotated(at, ds)))}
+
+
+def _rotated(at: Events[Plan, Rows], x: Array) -> Array:
+    """Return (-b, a) for each two features (a, b) that are rotated together."""
+    xp = at.ops.xp
+    if at.plan.pairs:
+        return xp.stack([-x[:, 1::2], x[:, ::2]], axis=2).reshape(x.shape)
+    half = x.shape[1] // 2
+    return xp.concatenate([-x[:, half:], x[:, :half]], axis=1)
 
 
 def transformers_llama() -> Plan:
     """Return transformers' apply_rotary_pos_emb: each operation in the type of x
     (models/llama/modeling_llama.py; 5.24).
 
-    Equal in every bit on a CPU in BF16, FP16 and FP32 (tests/operations/test_rope.py).
+    Equal in every bit on a CPU in BF16, FP16 and FP32, and so is autograd's gradient
+    (tests/operations/test_rope.py).
     """
     return in_bf16(Plan, "transformers-llama", *Site)
 
@@ -82,7 +108,8 @@ def transformers_gptj() -> Plan:
     """Return the same of neighboring features (models/gptj/modeling_gptj.py, apply_rotary_pos_emb;
     transformers 5.24).
 
-    Equal in every bit on a CPU in BF16, FP16 and FP32 (tests/operations/test_rope.py).
+    Equal in every bit on a CPU in BF16, FP16 and FP32, and so is autograd's gradient
+    (tests/operations/test_rope.py).
     """
     return replace(transformers_llama(), name="transformers-gptj", pairs=True)
 
@@ -94,6 +121,7 @@ ROPE = Operation(
     inputs=(Value("x", Site.X), Value("cos", Site.COS), Value("sin", Site.SIN)),
     outputs=(Value("out", Site.OUT),),
     forward=forward,
+    backward=backward,
     published=published(Plan, transformers_llama, transformers_gptj),
     moved=(Site.XC, Site.XS, Site.SUM, Site.OUT),
 )

@@ -31,3 +31,26 @@ def share(operation: str, plan: str, inputs: dict[str, Any], wanted: Any, **sett
     found = next(iter(run(operation, plan, given, settings=settings).outputs.values()))
     assert found.shape == tuple(wanted.shape)
     return float((found.astype(np.float32) == numbers(wanted)).mean())
+
+
+def shares_of_gradients(
+    operation: str,
+    plan: str,
+    function: Any,
+    inputs: dict[str, Any],
+    constants: tuple[str, ...] = (),
+) -> dict[str, float]:
+    """Return the share of autograd's numbers that a plan gives in every bit, by input."""
+    import torch
+
+    given = {n: x.clone().requires_grad_(n not in constants) for n, x in inputs.items()}
+    out = function(*given.values())
+    after = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
+    out.backward(after)
+    arrays = {n: numbers(x) for n, x in given.items()}
+    found = run(operation, plan, arrays, gradients={"out": numbers(after)}).gradients
+    return {
+        n: float((found[n] == numbers(x.grad)).mean())
+        for n, x in given.items()
+        if n not in constants
+    }

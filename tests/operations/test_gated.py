@@ -9,7 +9,7 @@ from roundscope import emu
 from roundscope.operations import OPERATIONS, run
 from roundscope.operations.gated import Sigmoid
 from roundscope.operations.run import plan_of
-from tests.operations.by_torch import every_type, share, torch_of
+from tests.operations.by_torch import every_type, share, shares_of_gradients, torch_of
 
 
 @every_type
@@ -23,6 +23,20 @@ def test_every_bit_of_torch(suffix):
     assert share("silu", plan, {"x": x}, silu) == 1.0
     assert share("silu_mul", plan, {"gate": x, "up": up}, silu * up) == 1.0
     assert share("add", plan, {"a": x, "b": up}, x + up) == 1.0
+
+
+@every_type
+def test_every_bit_of_the_gradients(suffix):
+    """A slope of two roundings; a gradient of the other half that reads silu in binary32."""
+    torch, dtype = torch_of(suffix)
+    generator = torch.Generator().manual_seed(3)
+    gate, up = ((4.0 * torch.randn(300, 176, generator=generator)).to(dtype) for _ in range(2))
+    silu, plan = torch.nn.functional.silu, f"torch-cpu{suffix}"
+    assert shares_of_gradients("silu", plan, silu, {"x": gate}) == {"x": 1.0}
+    found = shares_of_gradients(
+        "silu_mul", plan, lambda gate, up: silu(gate) * up, {"gate": gate, "up": up}
+    )
+    assert found == {"gate": 1.0, "up": 1.0}
 
 
 @every_type

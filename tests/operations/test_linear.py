@@ -11,7 +11,7 @@ from roundscope.emu.roundings.modes import BF16
 from roundscope.operations import OPERATIONS, run
 from roundscope.operations.linear import Site
 from roundscope.operations.run import plan_of
-from tests.operations.by_torch import every_type, share, torch_of
+from tests.operations.by_torch import every_type, share, shares_of_gradients, torch_of
 from tests.operations.exactly import numbers, to, total
 
 LINEAR = OPERATIONS["linear"]
@@ -33,6 +33,19 @@ def test_how_much_is_equal_to_torch(suffix, features):
     assert share(LINEAR, f"torch-cpu{suffix}", {"x": x, "weight": w}, wanted) >= least
     wanted = torch.nn.functional.linear(x, w, b)
     assert share(LINEAR, f"torch-cpu{suffix}", {"x": x, "weight": w, "bias": b}, wanted) >= least
+
+
+@every_type
+@pytest.mark.parametrize("features", [64, 1024])
+def test_how_much_of_the_gradients_is_equal_to_torch(suffix, features):
+    """A sum over other features or rows, a bias whose gradient is added in another order."""
+    torch, dtype = torch_of(suffix, "AVX512")
+    generator = torch.Generator().manual_seed(features)
+    shapes = {"x": (384, features), "weight": (96, features), "bias": (96,)}
+    given = {n: torch.randn(*s, generator=generator).to(dtype) for n, s in shapes.items()}
+    found = shares_of_gradients("linear", f"torch-cpu{suffix}", torch.nn.functional.linear, given)
+    least = {"-fp32": 1.0, "": 0.999, "-fp16": 0.995}[suffix]
+    assert min(found.values()) >= least and found["bias"] == 1.0
 
 
 @pytest.mark.parametrize("splits", [1, 2, 3])

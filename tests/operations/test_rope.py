@@ -8,7 +8,7 @@ import pytest
 
 from roundscope.operations import OPERATIONS, run
 from roundscope.operations.run import plan_of
-from tests.operations.by_torch import every_type, share, torch_of
+from tests.operations.by_torch import every_type, share, shares_of_gradients, torch_of
 from tests.operations.exactly import numbers, to
 
 
@@ -30,6 +30,23 @@ def test_every_bit_of_transformers(suffix, kind):
         cos, sin = (torch.repeat_interleave(a, 2, -1) for a in (cos, sin))
     given = {"x": x, "cos": cos[:, :, None].expand_as(x), "sin": sin[:, :, None].expand_as(x)}
     assert share("rope", f"transformers-{kind}{suffix}", given, wanted) == 1.0
+
+
+@every_type
+def test_every_bit_of_the_gradient(suffix):
+    """A rotation that is not turned back."""
+    torch, dtype = torch_of(suffix)
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    generator = torch.Generator().manual_seed(2)
+    x, cos, sin = torch.randn(3, 40, 32, generator=generator).to(dtype)
+    found = shares_of_gradients(
+        "rope",
+        f"transformers-llama{suffix}",
+        lambda x, cos, sin: x * cos + llama.rotate_half(x) * sin,
+        {"x": x, "cos": cos, "sin": sin},
+        ("cos", "sin"),
+    )
+    assert found == {"x": 1.0}
 
 
 @pytest.mark.parametrize("fused", [False, True])
