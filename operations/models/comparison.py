@@ -4,6 +4,7 @@ and how much of the gap between their log-probabilities each of them is worth.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isnan, nan
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -17,8 +18,8 @@ from roundscope.operations.models.align import (
     title,
 )
 from roundscope.operations.models.replay import (
+    NotRunnable,
     Replay,
-    ReplayError,
     check_replays,
     log_softmax,
     same,
@@ -26,6 +27,7 @@ from roundscope.operations.models.replay import (
 )
 from roundscope.operations.models.shares import Share, shares
 from roundscope.operations.models.tape import UNKNOWN, Entry, Tape
+from roundscope.operations.models.tape_file import digested
 
 TOP = 8  # the most probable tokens that are compared as a set
 REPEATS = 4  # runs with other last bits, by which the noise of a share is measured
@@ -76,10 +78,13 @@ class Group(NamedTuple):
     without: float
     noise: float
 
+    def __str__(self) -> str:
+        return self.name if self.a == self.b else f"{self.name} (A: {self.a}; B: {self.b})"
+
     @property
     def is_told_apart(self) -> bool:
         """Whether its share is above its noise."""
-        return abs(self.share) > 2 * self.noise
+        return abs(self.share) > self.noise
 
 
 class Flip(NamedTuple):
@@ -151,18 +156,28 @@ class Comparison:
         if not self.gap.any():
             names = ", ".join(group.name for group in self.groups)
             return f"The {what} are equal, every bit; {names} differ."
-        parts = [f"{group.name}: {group.share:.0%}" for group in self.groups if group.is_told_apart]
-        rest = [group.name for group in self.groups if not group.is_told_apart]
+        if isnan(self.groups[0].share):
+            names = ", ".join(str(group) for group in self.groups)
+            return f"The {what} differ; made by {names}."
+        parts = [f"{group}: {group.share:.0%}" for group in self.groups if group.is_told_apart]
+        rest = [str(group) for group in self.groups if not group.is_told_apart]
         parts += [f"{', '.join(rest)}: not told apart from noise"] if rest else []
         return f"The gap of the {what} is made by {'; '.join(parts)}."
 
 
-def compare_tapes(a: Tape, b: Tape, tell: Callable[[str], None] = lambda text: None) -> Comparison:
+def compare_tapes(
+    a: Tape,
+    b: Tape,
+    *,
+    identify: Callable[[Tape, int], str] = lambda tape, number: "",
+    tell: Callable[[str], None] = lambda text: None,
+) -> Comparison:
     """Compare two runs of a model on the same inputs.
 
     Args:
         a: A run.
         b: The other one.
+        identify: Says which arithmetic an entry of a tape has, in words, "" where it is not known.
         tell: Told what is done, in words.
 
     Raises:
@@ -190,6 +205,9 @@ def compare_tapes(a: Tape, b: Tape, tell: Callable[[str], None] = lambda text: N
     found = _groups(rows)
     groups: list[Group] = []
     left = interaction = 0.0
+    worth: dict[str, Share] = {}
+    noise: dict[str, float] = {}
+    notes = _notes(a, b)
     if found and (size := float(gap @ gap)) > 0:
         tell(f"replaying {len(found)} groups of operations")
 
@@ -197,13 +215,22 @@ def compare_tapes(a: Tape, b: Tape, tell: Callable[[str], None] = lambda text: N
             swapped = {n for name in names for n in found[name]}
             return float((replay.ended(swapped) - ends[0]) @ gap) / size
 
-        worth = shares(list(found), value)
-        groups = [_group(replay, rows, name, found, worth[name], ends[0], gap) for name in found]
-        groups.sort(key=lambda group: -abs(group.share))
-        left = 1.0 - value(frozenset(found))
-        interaction = 1.0 - left - sum(group.alone for group in groups)
-    elif found:
-        groups = [_group(replay, rows, name, found, Share(0, 0, 0), ends[0], gap) for name in found]
+        try:
+            worth = shares(list(found), value)
+            noise = {name: _noise(replay, found[name], worth[name], ends[0], gap) for name in found}
+            left = 1.0 - value(frozenset(found))
+            interaction = 1.0 - left - sum(share.alone for share in worth.values())
+        except NotRunnable as error:
+            worth = {}
+            notes.append(
+                f"no shares: {error} cannot run on other inputs from a file; compare the models"
+                " themselves"
+            )
+    for name, own in found.items():
+        share = worth.get(name, Share(nan, nan, nan))
+        words = _words(replay, own[0], identify)
+        groups.append(Group(name, *words, own, *share, noise.get(name, 0.0)))
+    groups.sort(key=lambda group: -abs(group.share))
     logits = _logits(replay)
     return Comparison(
         equal=all(row.made == "equal" for row in rows) and not gap.any(),
@@ -219,7 +246,7 @@ def compare_tapes(a: Tape, b: Tape, tell: Callable[[str], None] = lambda text: N
         largest=float(np.abs(gap).max(initial=0.0)),
         is_logprobs=a.tokens is not None,
         flips=() if logits is None else tuple(_flips(*logits)),
-        notes=tuple(_notes(a, b)),
+        notes=tuple(notes),
     )
 
 
@@ -227,6 +254,11 @@ def _check(a: Tape, b: Tape) -> None:
     """Refuse runs of other tokens, or of other weights."""
     if (a.tokens is None) != (b.tokens is None):
         raise Incomparable("tokens: one run read tokens and the other one did not")
+    weights = digested(a), digested(b)
+    for name, one in weights[0].items():
+        two = weights[1].get(name, one)
+        if one[:2] == two[:2] and one[2] != two[2]:
+            raise Incomparable(f"{name}: the runs are of other weights")
     if a.tokens is not None and b.tokens is not None:
         n = min(len(a.tokens), len(b.tokens))
         x, y = (t.tokens[t.row * n : t.row * n + n] for t in (a, b))  # type: ignore[index]
@@ -270,11 +302,15 @@ def _row(replay: Replay, number: int) -> Row:
     )
     made: Made = "equal"
     if not (is_equal and reads_equal):
-        again = numbers("a", recorded["b"] if is_last else replay.run("a", number, recorded["b"]))
-        if not all(map(same, again, other)):
-            made, own = "here", again
-        elif not is_equal:
-            made = "inherited"
+        try:
+            found = recorded["b"] if is_last else replay.run("a", number, recorded["b"])
+            again = numbers("a", found)
+            if not all(map(same, again, other)):
+                made, own = "here", again
+            elif not is_equal:
+                made = "inherited"
+        except NotRunnable:
+            made = "here" if reads_equal else "undecided"
     differ, ulps = _differences(own, other)
     return Row(
         number=number,
@@ -337,34 +373,32 @@ def _groups(rows: Sequence[Row]) -> dict[str, tuple[int, ...]]:
     return named
 
 
-def _group(
-    replay: Replay,
-    rows: Sequence[Row],
-    name: str,
-    found: dict[str, tuple[int, ...]],
-    worth: Share,
-    start: np.ndarray,
-    gap: np.ndarray,
-) -> Group:
-    own = found[name]
-    functions = next(row.function for row in rows if row.number == own[0])
-    noise, size = 0.0, float(gap @ gap)
-    if size and max(own) < len(replay.pairs) - 1:
-        rolled = [
-            float((replay.ended(own, {n: 1000 * r + n for n in own}) - start) @ gap) / size
-            for r in range(REPEATS)
-        ]
-        noise = float(np.sqrt(np.mean((np.array(rolled) - worth.alone) ** 2)))
-    return Group(
-        name=name,
-        a=functions[0],
-        b=functions[1],
-        rows=own,
-        share=worth.share,
-        alone=worth.alone,
-        without=worth.without,
-        noise=noise,
-    )
+def _noise(
+    replay: Replay, own: Sequence[int], worth: Share, start: np.ndarray, gap: np.ndarray
+) -> float:
+    """Return how far the share of a group alone moves if last bits of its results are others."""
+    if max(own) == len(replay.pairs) - 1:
+        return 0.0
+    size = float(gap @ gap)
+    rolled = [
+        float((replay.ended(own, {n: 1000 * r + n for n in own}) - start) @ gap) / size
+        for r in range(REPEATS)
+    ]
+    return float(np.sqrt(np.mean((np.array(rolled) - worth.alone) ** 2)))
+
+
+def _words(replay: Replay, number: int, identify: Callable[[Tape, int], str]) -> tuple[str, str]:
+    """Return what computes a pair in either run, in words that differ where the runs do."""
+    words, types = [], []
+    for name in NAMES:
+        tape = replay.alignment.tape(name)
+        entries = [tape.entries[n] for n in getattr(replay.pairs[number], name)[0]]
+        exact = identify(tape, entries[0].number) if len(entries) == 1 else ""
+        words.append(exact or _functions(entries))
+        types.append(tape.values[entries[-1].outputs[0]].dtype if entries else "")
+    if types[0] != types[1]:
+        words = [f"{text} in {dtype}".strip() for text, dtype in zip(words, types, strict=True)]
+    return words[0], words[1]
 
 
 def _logits(replay: Replay) -> tuple[np.ndarray, np.ndarray] | None:
@@ -409,6 +443,3 @@ def _notes(a: Tape, b: Tape) -> list[str]:
     if a.logprobs is None and a.tokens is not None:
         notes.append("the log-probabilities are computed from the logits in binary64")
     return notes
-
-
-__all__ = ["Comparison", "Flip", "Group", "Incomparable", "ReplayError", "Row", "compare_tapes"]

@@ -53,7 +53,9 @@ class Entry:
         step: The number of the forward pass.
         arguments: (args, kwargs), with a `Ref` in the place of each tensor.
         outputs: The values that it returned.
-        mask: The value of a mask that its runner holds, if there is one.
+        held: What it uses beside its arguments, each with a `Ref`: the parameters of a module by
+            their names, and the "mask" of attention.
+        settings: Numbers and words that the operation has, such as the eps of a norm.
         note: Why it is unknown, or what else a reader must know.
     """
 
@@ -64,7 +66,8 @@ class Entry:
     step: int
     arguments: tuple[Sequence[Any], Mapping[str, Any]]
     outputs: tuple[int, ...]
-    mask: Ref | None = None
+    held: Mapping[str, Ref] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
 
     @property
@@ -100,10 +103,8 @@ class Arrays(Protocol):
     def numpy(self, x: Any) -> np.ndarray:
         """Return an array of NumPy with the same bits."""
 
-    def shape(self, x: Any) -> tuple[int, ...]:
-        """Return the shape."""
 
-
+PARAMETER, INPUT = "parameter ", "input "  # begin the names of values
 Runner = Callable[[Sequence[Any], Mapping[str, Any]], list[Any]]
 
 

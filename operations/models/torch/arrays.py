@@ -57,6 +57,3 @@ class TensorArrays:
             codes: np.ndarray = x.view(torch.uint8).numpy()
             return codes.view(_BYTES[x.dtype])
         return numpy_of(x)
-
-    def shape(self, x: Any) -> tuple[int, ...]:
-        return tuple(x.shape)

@@ -7,6 +7,7 @@ A module that is an operation is recorded as one entry, attention by
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from collections import Counter
@@ -26,11 +27,14 @@ from torch.overrides import (
     resolve_name,
 )
 
+from roundscope.attention.models.capture_file import file_given
 from roundscope.attention.torch.calls import Call, intercept
 from roundscope.attention.torch.discovery import attention_layers
 from roundscope.emu.shown import shown
 from roundscope.operations.models.tape import (
     EXACT,
+    INPUT,
+    PARAMETER,
     UNKNOWN,
     Entry,
     Ref,
@@ -40,6 +44,7 @@ from roundscope.operations.models.tape import (
     leaves,
     mapped,
 )
+from roundscope.operations.models.tape_file import LIMIT, save_tape
 from roundscope.operations.models.torch.arrays import TensorArrays, dtype_named
 from roundscope.operations.models.torch.scopes import (
     GLOBALS,
@@ -49,6 +54,9 @@ from roundscope.operations.models.torch.scopes import (
     plain_path,
     wrap,
 )
+
+SETTINGS = ("eps", "variance_epsilon")  # of norms
+OF_CALLS = ("is_causal", "scale", "dropout", "window", "softcap")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +93,7 @@ class Recorder(TorchFunctionMode):
         self.held: list[Tensor] = []  # so that no other tensor gets the identity of one
         self.writes: Counter[int] = Counter()  # into tensors that do not count them themselves
         self.path: list[str] = [""]
-        self.step, self.is_silent = 0, False
+        self.step, self.inputs, self.is_silent = 0, 0, False
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -104,7 +112,8 @@ class Recorder(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         module: str | None = None,
-        mask: Tensor | None = None,
+        held: Mapping[str, Tensor] | None = None,
+        settings: Mapping[str, Any] | None = None,
         note: str = "",
     ) -> Any:
         """Run a function, and keep it as an entry if it returned a tensor."""
@@ -113,7 +122,7 @@ class Recorder(TorchFunctionMode):
             given = [x for x in leaves((args, kwargs)) if isinstance(x, Tensor)]
             before = [self._key(x) for x in given]
             arguments = mapped(self._ref, (args, kwargs))
-            held = None if mask is None else self._ref(mask)
+            own = {name: self._ref(x) for name, x in (held or {}).items()}
             out = func(*args, **kwargs)
             if _writes(function):
                 self.writes[id(args[0])] += 1
@@ -134,7 +143,8 @@ class Recorder(TorchFunctionMode):
                 step=self.step,
                 arguments=arguments,
                 outputs=tuple(self._made(x) for x in outputs),
-                mask=held,
+                held=own,
+                settings=settings or {},
                 note=note,
             )
             self.entries.append(entry)
@@ -152,8 +162,8 @@ class Recorder(TorchFunctionMode):
         key = self._key(x)
         if key not in self.known:
             path = self.names.get(id(x))
-            number = sum(value.name.startswith("input") for value in self.values)
-            name = f"input {number}" if path is None else f"parameter {path}"
+            self.inputs += path is None
+            name = f"{INPUT}{self.inputs}" if path is None else f"{PARAMETER}{path}"
             self._add(x, name, x.detach() if path is not None else x.detach().clone())
         return Ref(self.known[key])
 
@@ -244,12 +254,23 @@ def recording(model: nn.Module) -> Iterator[Recorder]:
     recorder = Recorder({id(x): plain_path(path) for path, x in reversed(named)})
     seen = list(claims(model))
 
-    def claimed(path: str, operation: str, kind: str, inner: Any, *args: Any, **kwargs: Any) -> Any:
+    def claimed(
+        path: str, operation: str, kind: str, bare: nn.Module, inner: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         if recorder.is_silent:
             return inner(*args, **kwargs)
         note = "" if operation != UNKNOWN else "it is compiled, so its operations are not seen"
-        run = partial(_alone, inner)
-        return recorder.kept(operation, kind, run, args, kwargs, module=path, note=note)
+        return recorder.kept(
+            operation,
+            kind,
+            partial(_alone, inner),
+            args,
+            kwargs,
+            module=path,
+            held=dict(bare.named_parameters(recurse=False)),
+            settings={n: x for n in SETTINGS if isinstance(x := getattr(bare, n, None), float)},
+            note=note,
+        )
 
     def within(path: str, inner: Any, *args: Any, **kwargs: Any) -> Any:
         recorder.path.append(path)
@@ -264,8 +285,18 @@ def recording(model: nn.Module) -> Iterator[Recorder]:
 
         name = plain_path(call.layer.name)
         inputs = (call.q, call.k, call.v)
-        kind = call.implementation
-        return recorder.kept("attention", kind, run, inputs, {}, module=name, mask=call.mask)  # type: ignore[no-any-return]
+        settings = {n: getattr(call, n) for n in OF_CALLS}
+        held = {n: x for n in ("mask", "sinks") if isinstance(x := getattr(call, n), Tensor)}
+        return recorder.kept(  # type: ignore[no-any-return]
+            "attention",
+            call.implementation,
+            run,
+            inputs,
+            {},
+            module=name,
+            held=held,
+            settings=settings,
+        )
 
     with ExitStack() as stack:
         passes = Counter[str]()
@@ -279,8 +310,9 @@ def recording(model: nn.Module) -> Iterator[Recorder]:
             if operation is None:
                 stack.callback(wrap(module, partial(within, plain_path(path))))
             else:
-                kind = _computed_by(module)
-                stack.callback(wrap(module, partial(claimed, plain_path(path), operation, kind)))
+                bare, kind = compiled(module) or module, _computed_by(module)
+                around = partial(claimed, plain_path(path), operation, kind, bare)
+                stack.callback(wrap(module, around))
         stack.callback(model.register_forward_pre_hook(begin).remove)
         for name, operation in GLOBALS.items():
             for file in {sys.modules[type(module).__module__] for _, module, _ in seen}:
@@ -335,30 +367,102 @@ def record(side: Side) -> Tape:
             out = model(inputs)
         else:
             out = model(**inputs)
-        result = getattr(out, "logits", None)
-        result = result if isinstance(result, Tensor) else _first(out)
-        tokens = _tokens(inputs)
+        result, tokens = _result(out), _tokens(inputs)
         logprobs = None
         if side.logprobs is not None:
             if tokens is None:
                 raise ValueError("inputs: logprobs= needs tokens of whole numbers among them")
-            logprobs = recorder.value_of(side.logprobs(result, tokens))
-        value = recorder.value_of(result)
-    has_logits = (
-        tokens is not None and result.dim() == 3 and result.shape[:2] == tokens.shape
-    )  # each token a row of the vocabulary
+            logprobs = side.logprobs(result, tokens)
+    return _tape(recorder, model, result, tokens, logprobs, side.row)
+
+
+def _tape(
+    recorder: Recorder,
+    model: nn.Module,
+    result: Tensor,
+    tokens: Tensor | None,
+    logprobs: Tensor | None = None,
+    row: int = 0,
+) -> Tape:
+    """Return what was recorded, with what it ended with."""
+    value = recorder.value_of(result)
+    # each token a row of the vocabulary
+    has_logits = tokens is not None and result.dim() == 3 and result.shape[:2] == tokens.shape
     return Tape(
         entries=recorder.entries,
         values=recorder.values,
         tokens=None if tokens is None else tokens.detach().cpu().numpy(),
         logits=value if has_logits else None,
-        logprobs=logprobs,
+        logprobs=None if logprobs is None else recorder.value_of(logprobs),
         output=value,
         about=about(model, result.device),
         runners=recorder.runners,
         arrays=TensorArrays(),
-        row=side.row,
+        row=row,
     )
+
+
+@contextmanager
+def capture_operations(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    weights: bool = True,
+    limit: int = LIMIT,
+    tell: Callable[[str], None] | None = None,
+) -> Iterator[Recorder]:
+    """Capture the operations of a model while it runs, and write them to a file at the end.
+
+    The file has the inputs and results of every operation: RMSNorm, linear layers, rotary
+    embeddings, attention, activations, sums, and whatever else runs. `roundscope compare` reads it.
+    No bit of the model's outputs changes. All results are kept in memory until the end.
+
+    Args:
+        model: Any `nn.Module`.
+        path: The safetensors file. Its folder must exist; a file of that name is replaced.
+        weights: Whether the parameters are written too, without which linear layers cannot run
+            again from the file.
+        limit: The largest number of bytes that is written.
+        tell: Told the size of the file in words before it is written.
+
+    Yields:
+        What has been recorded so far, as `entries`.
+
+    Raises:
+        TypeError: `model` is not an `nn.Module`.
+        ValueError: A path that cannot be written, or a file that would be too large.
+        RuntimeError: The model did not run.
+    """
+    file = file_given(path)
+    given: list[Tensor | None] = []
+    results: list[Tensor] = []
+
+    def keep(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        first = args[0] if args and isinstance(args[0], Tensor) else None
+        given.append(_tokens(kwargs if first is None else first))
+        results.append(_result(out))
+
+    bare = getattr(model, "_orig_mod", model)
+    with recording(model) as recorder:
+        hook = bare.register_forward_hook(keep, with_kwargs=True)
+        try:
+            yield recorder
+        finally:
+            hook.remove()
+        if not results:
+            raise RuntimeError(
+                "nothing was captured, and no file was written: the model did not run"
+            )
+        tokens = [x for x in given if x is not None]
+        read = torch.cat(tokens, 1) if len(tokens) == len(given) else None
+        result = results[0] if len(results) == 1 else torch.cat(results, 1)
+    save_tape(_tape(recorder, model, result, read), file, weights=weights, limit=limit, tell=tell)
+
+
+def _result(out: Any) -> Tensor:
+    """Return the logits of what a model returned, or its first tensor."""
+    logits = getattr(out, "logits", None)
+    return logits if isinstance(logits, Tensor) else _first(out)
 
 
 def _first(out: Any) -> Tensor:
