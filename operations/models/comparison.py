@@ -197,7 +197,7 @@ def compare_tapes(
         check_replays(tape)
     tell("comparing operations")
     rows = [_row(replay, number) for number in range(len(replay.pairs))]
-    rows = [row for row in rows if row.operation or row.made != "equal"]
+    rows = [row for row in rows if row.operation]
     ends = [replay.ended_with(name, replay.last(name)) for name in NAMES]
     if ends[0].shape != ends[1].shape:
         raise Incomparable(f"the runs end with {ends[0].size} and {ends[1].size} numbers")
@@ -226,6 +226,11 @@ def compare_tapes(
                 f"no shares: {error} cannot run on other inputs from a file; compare the models"
                 " themselves"
             )
+    if replay.put_in:
+        notes.append(
+            f"{len(replay.put_in)} operations cannot run on other inputs, so their difference was"
+            " put in: shares are not exact"
+        )
     for name, own in found.items():
         share = worth.get(name, Share(nan, nan, nan))
         words = _words(replay, own[0], identify)
@@ -312,11 +317,12 @@ def _row(replay: Replay, number: int) -> Row:
         except NotRunnable:
             made = "here" if reads_equal else "undecided"
     differ, ulps = _differences(own, other)
+    is_shown = bool(longer) or made in ("here", "undecided")
+    operation = " + ".join(dict.fromkeys(entry.operation for entry in longer)) or "end"
     return Row(
         number=number,
-        title=" + ".join(entry.title for entry in longer) or ("" if made == "equal" else "the end"),
-        operation=" + ".join(dict.fromkeys(e.operation for e in longer))
-        or ("" if made == "equal" else "end"),
+        title=" + ".join(entry.title for entry in longer) or "the end of the run",
+        operation=operation if is_shown else "",
         function=(_functions(entries_a), _functions(entries_b)),
         made=made,
         differ=differ,

@@ -65,6 +65,7 @@ class Replay:
 
     def __init__(self, alignment: Alignment) -> None:
         self.alignment, self.pairs = alignment, alignment.pairs
+        self.put_in: set[int] = set()  # pairs of which only a difference is put in
         self._plans: dict[tuple[Name, int, int], tuple[list[int], set[int]]] = {}
 
     @cached_property
@@ -146,7 +147,7 @@ class Replay:
         """
         tape, ports = self.alignment.tape(name), self.alignment.ports[name]
         if not (self.is_runnable(name, pair) or self._is_as_recorded(name, pair, slots)):
-            raise NotRunnable(title(tape, getattr(self.pairs[pair], name)))
+            return self._put_in(name, pair, slots)
         if not self.is_runnable(name, pair):
             if pair == len(self.pairs) - 1:
                 return {(pair, 0): self.last(name)}
@@ -169,6 +170,23 @@ class Replay:
             for slot, values in self.alignment.results[name].items()
             if slot[0] == pair
         }
+
+    def _put_in(self, name: Name, pair: int, slots: Slots) -> dict[Slot, Any]:
+        """Return the results of a pair whose arithmetic cannot run: those of the other run, plus
+        the difference between the two where it is known.
+
+        Raises:
+            NotRunnable: The other run's arithmetic cannot run either.
+        """
+        tape = self.alignment.tape(name)
+        other: Name = "b" if name == "a" else "a"
+        if pair == len(self.pairs) - 1 or not self.is_runnable(other, pair):
+            raise NotRunnable(title(tape, getattr(self.pairs[pair], name)))
+        self.put_in.add(pair)
+        old = self.run(other, pair, self.recorded[name])
+        now = self.run(other, pair, slots)
+        own = self.recorded[name]
+        return {s: tape.arrays.shifted(now[s], own[s], old[s]) for s in now}
 
     def is_runnable(self, name: Name, pair: int) -> bool:
         """Return whether a pair can run on other inputs."""

@@ -100,6 +100,9 @@ class Arrays(Protocol):
     def nudged(self, x: Any, seed: int) -> Any:
         """Return a copy of which one number in 64 is replaced by a neighbour of its type."""
 
+    def shifted(self, x: Any, new: Any, old: Any) -> Any:
+        """Return x + new - old in the type of `new`, and `new` itself where x is `old`."""
+
     def numpy(self, x: Any) -> np.ndarray:
         """Return an array of NumPy with the same bits."""
 

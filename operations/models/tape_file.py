@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,10 @@ def load_tape(path: Path) -> Tape:
         )
         for i, v in enumerate(data["values"])
     ]
-    entries = [_read(i, entry) for i, entry in enumerate(data["entries"])]
+    try:
+        entries = [_read(i, entry) for i, entry in enumerate(data["entries"])]
+    except ValueError as error:
+        raise ValueError(f"{path}: its metadata 'tape': {error}") from None
     used = {v for e in entries for v in (*e.outputs, *refs([e.arguments, [*e.held.values()]]))}
     used |= {data[name] for name in ("logits", "logprobs", "output") if data[name] is not None}
     if any(v >= len(values) for v in used):
@@ -189,7 +193,9 @@ def _written(entry: Entry) -> dict[str, Any]:
 
 
 def _read(number: int, data: Mapping[str, Any]) -> Entry:
-    args, kwargs = (_tree(x) for x in data["arguments"])
+    args, kwargs = [*map(_tree, data["arguments"]), None, None][:2]
+    if not isinstance(args, list | tuple) or not isinstance(kwargs, dict):
+        raise ValueError(f"entries[{number}].arguments are not those of a function")
     return Entry(
         number=number,
         operation=data["operation"],
@@ -204,10 +210,12 @@ def _read(number: int, data: Mapping[str, Any]) -> Entry:
     )
 
 
-class Named(tuple[str, str]):
-    """A constant that JSON does not have, as (kind, words): a "dtype", a "device", or "other"."""
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A constant that JSON does not have: a "dtype", a "device" or an "other" one, in words."""
 
-    __slots__ = ()
+    kind: str
+    words: str
 
 
 def _plain(x: Any) -> Any:
@@ -219,7 +227,7 @@ def _plain(x: Any) -> Any:
     if isinstance(x, float):
         return x if math.isfinite(x) else {"number": str(x)}
     if isinstance(x, Named):
-        return {x[0]: x[1]}
+        return {x.kind: x.words}
     if isinstance(x, tuple):
         return {"tuple": [_plain(y) for y in x]}
     if isinstance(x, list):
@@ -255,7 +263,7 @@ def _tree(x: Any) -> Any:
         return ...
     if kind == "number" and value in ("inf", "-inf", "nan"):
         return float(value)
-    return Named((kind, str(value)))
+    return Named(kind, str(value))
 
 
 class NumpyArrays:
@@ -278,6 +286,9 @@ class NumpyArrays:
         return np.concatenate(parts, axis)
 
     def nudged(self, x: Any, seed: int) -> Any:
+        raise NotImplementedError("a file's operations run after they are revived")
+
+    def shifted(self, x: Any, new: Any, old: Any) -> Any:
         raise NotImplementedError("a file's operations run after they are revived")
 
     def numpy(self, x: Any) -> np.ndarray:

@@ -51,6 +51,10 @@ class TensorArrays:
         moved = (x.view(bits) + step.to(x.device)).view(x.dtype)
         return torch.where(torch.isfinite(moved) & (x != 0), moved, x)
 
+    def shifted(self, x: Any, new: Any, old: Any) -> Any:
+        moved = (x.double() + (new.double() - old.double())).to(new.dtype)
+        return torch.where(x == old, new, moved)
+
     def numpy(self, x: Any) -> np.ndarray:
         x = x.detach().cpu().contiguous()
         if x.dtype in _BYTES:

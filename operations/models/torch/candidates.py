@@ -219,12 +219,11 @@ def _run_named(
 
 def _constant(x: Any) -> Any:
     if isinstance(x, Named):
-        kind, words = x
-        if kind == "dtype":
-            return getattr(torch, words.removeprefix("torch."))
-        if kind == "device":
+        if x.kind == "dtype":
+            return getattr(torch, x.words.removeprefix("torch."))
+        if x.kind == "device":
             return torch.device("cpu")
-        raise ValueError(f"an argument {words} is not in the file")
+        raise ValueError(f"an argument {x.words} is not in the file")
     return x
 
 

@@ -44,7 +44,7 @@ _NAMED = {
         __neg__ abs relu clamp min max amax amin maximum minimum topk sort argsort triu tril diag
         zeros ones full empty arange tensor as_tensor zeros_like ones_like full_like empty_like
         new_zeros new_ones new_full new_empty new_tensor cpu cuda dropout copy fill zero data
-        requires_grad_ flip tile broadcast_to scatter alias lift_fresh""",
+        requires_grad_ lt le gt ge eq ne flip tile broadcast_to scatter alias lift_fresh""",
 }
 FUNCTIONS = {name: operation for operation, names in _NAMED.items() for name in names.split()}
 

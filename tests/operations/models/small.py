@@ -7,27 +7,30 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 VOCABULARY = 256
+BF16 = torch.bfloat16
 TOKENS = 64
 
 
-def llama(implementation: str = "sdpa", layers: int = 2) -> nn.Module:
-    """Return a Llama of the transformers library in BF16 with random weights, always the same."""
+def llama(
+    implementation: str = "sdpa", layers: int = 2, width: int = 64, dtype: torch.dtype = BF16
+) -> nn.Module:
+    """Return a Llama of the transformers library with random weights, always the same."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=176,
+        hidden_size=width,
+        intermediate_size=11 * width // 4,
         num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=width // 16,
+        num_key_value_heads=width // 32,
         vocab_size=VOCABULARY,
         max_position_embeddings=128,
         attn_implementation=implementation,
     )
-    model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    model = LlamaForCausalLM(config).to(dtype).eval()
     for norm in norms(model):  # a weight of ones would hide where it is cast
-        norm.weight.data = (1 + 0.3 * torch.randn_like(norm.weight.float())).bfloat16()
+        norm.weight.data = (1 + 0.3 * torch.randn_like(norm.weight.float())).to(dtype)
     return model
 
 
