@@ -1,14 +1,15 @@
 """`align`: which operations of two runs are the same one, and how their results correspond.
 
-Operations are matched by module and name. A stretch that only one run has, such as a factor that is
-multiplied in, is matched together with the operation after it.
+Operations are matched by module and name. A stretch of other operations in either run is matched
+as a whole if as many of its results are read later; else, as where only one run has it, together
+with the operations after it.
 
 A run of several forward passes, as of a server that reads one token at a time, is matched with a
 run of one pass: results of the passes are parts of the result of the one. A run of a larger batch
 has the results of the smaller one as rows.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Literal, NamedTuple
@@ -81,18 +82,42 @@ def align(a: Tape, b: Tape) -> Alignment:
             f"{a.steps} and {b.steps} forward passes: compare runs of as many, or with one of one"
         )
     pairs = _joined(a, b)
+    while (number := _unequal(a, b, pairs)) is not None:
+        one, two = pairs[number : number + 2]
+        pairs[number : number + 2] = [Pair(_merged(one.a, two.a), _merged(one.b, two.b))]
     alignment = Alignment(
         a=a, b=b, pairs=pairs, ports={"a": {}, "b": {}}, results={"a": {}, "b": {}}
     )
-    used = {"a": _used(a, [p.a for p in pairs]), "b": _used(b, [p.b for p in pairs])}
-    for number, pair in enumerate(pairs[:-1]):
-        outs_a = [_outputs(a, call, used["a"]) for call in pair.a]
-        outs_b = [_outputs(b, call, used["b"]) for call in pair.b]
-        if len({len(outs) for outs in (*outs_a, *outs_b)}) > 1:
-            raise Incomparable(f"{title(a, pair.a)}: the runs go on with other results of it")
+    for number, (outs_a, outs_b) in enumerate(_results(a, b, pairs)):
         for k in range(len(outs_a[0])):
             _connect(alignment, (number, k), [o[k] for o in outs_a], [o[k] for o in outs_b])
     return alignment
+
+
+def _results(
+    a: Tape, b: Tape, pairs: Sequence[Pair]
+) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
+    """Yield the results of each pair but the last, in either run and forward pass."""
+    used = _used(a, [p.a for p in pairs]), _used(b, [p.b for p in pairs])
+    for pair in pairs[:-1]:
+        yield (
+            [_outputs(a, call, used[0]) for call in pair.a],
+            [_outputs(b, call, used[1]) for call in pair.b],
+        )
+
+
+def _unequal(a: Tape, b: Tape, pairs: Sequence[Pair]) -> int | None:
+    """Return the first pair of which the runs go on with other results; None if there is none."""
+    for number, (outs_a, outs_b) in enumerate(_results(a, b, pairs)):
+        if len({len(outs) for outs in (*outs_a, *outs_b)}) > 1:
+            return number
+    return None
+
+
+def _merged(
+    one: Sequence[tuple[int, ...]], two: Sequence[tuple[int, ...]]
+) -> tuple[tuple[int, ...], ...]:
+    return tuple((*x, *y) for x, y in zip(one, two, strict=True))
 
 
 def _joined(a: Tape, b: Tape) -> list[Pair]:
@@ -107,12 +132,19 @@ def _joined(a: Tape, b: Tape) -> list[Pair]:
             raise Incomparable(f"{name}: its forward passes are not of the same operations")
     keys_a = [(_key(e), a.steps == b.steps and e.step) for e in by_a[0]]
     keys_b = [(_key(e), a.steps == b.steps and e.step) for e in by_b[0]]
+    read_a, read_b = _readers(a), _readers(b)
+
+    def stands_alone(x: Sequence[int], y: Sequence[int]) -> bool:
+        return _read_later(a, [by_a[0][i].number for i in x], read_a) == _read_later(
+            b, [by_b[0][j].number for j in y], read_b
+        )
+
     return [
         Pair(
             tuple(tuple(step[i].number for i in x) for step in by_a),
             tuple(tuple(step[j].number for j in y) for step in by_b),
         )
-        for x, y in _matched(keys_a, keys_b)
+        for x, y in _matched(keys_a, keys_b, stands_alone)
     ]
 
 
@@ -121,8 +153,27 @@ def _by_step(tape: Tape) -> Iterator[list[Entry]]:
         yield [entry for entry in tape.counted if entry.step == step]
 
 
+def _readers(tape: Tape) -> dict[int, set[int]]:
+    """Return which operations read a value; the end of the run is -1."""
+    found: dict[int, set[int]] = {}
+    for entry in tape.counted:
+        for value in tape.needs(list(entry.outputs), [entry.number])[1]:
+            found.setdefault(value, set()).add(entry.number)
+    for value in tape.needs([ending(tape)])[1]:
+        found.setdefault(value, set()).add(-1)
+    return found
+
+
+def _read_later(tape: Tape, numbers: Sequence[int], readers: dict[int, set[int]]) -> int:
+    """Return how many results of some entries others read."""
+    values = [v for n in numbers for v in tape.entries[n].outputs]
+    return sum(not readers.get(v, set()) <= set(numbers) for v in values)
+
+
 def _matched(
-    a: Sequence[object], b: Sequence[object]
+    a: Sequence[object],
+    b: Sequence[object],
+    stands_alone: Callable[[Sequence[int], Sequence[int]], bool],
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Return which numbers of two sequences go together; the last of them may be empty."""
     found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
@@ -131,11 +182,22 @@ def _matched(
     codes = SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
     for code, i, i_end, j, j_end in codes:
         if code != "equal":
-            only_a, only_b = tuple(range(i, i_end)), tuple(range(j, j_end))
+            only_a, only_b = (*only_a, *range(i, i_end)), (*only_b, *range(j, j_end))
+            if only_a and only_b and stands_alone(only_a, only_b):
+                found.append((only_a, only_b))
+                only_a = only_b = ()
             continue
         for x, y in zip(range(i, i_end), range(j, j_end), strict=True):
-            found.append(((*only_a, x), (*only_b, y)))
-            only_a = only_b = ()
+            # of operations with one name the first are matched, wherever more of them are
+            if only_b and not only_a and b[only_b[0]] == a[x]:
+                found.append(((x,), (only_b[0],)))
+                only_b = (*only_b[1:], y)
+            elif only_a and not only_b and a[only_a[0]] == b[y]:
+                found.append(((only_a[0],), (y,)))
+                only_a = (*only_a[1:], x)
+            else:
+                found.append(((*only_a, x), (*only_b, y)))
+                only_a = only_b = ()
     return [*found, (only_a, only_b)]
 
 
@@ -203,7 +265,8 @@ def _connect(alignment: Alignment, slot: Slot, values_a: list[int], values_b: li
         start += shape[axes[0]]
     if start != full[axes[0]]:
         raise Incomparable(
-            f"{where}: {start} tokens in {len(values)} passes, and {full[axes[0]]} in one"
+            f"{where}: {start} tokens in {len(values)} passes, and {full[axes[0]]} in"
+            " one; generate() keeps the logits of last tokens only: call the model with a cache"
         )
 
 

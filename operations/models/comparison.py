@@ -26,7 +26,7 @@ from roundscope.operations.models.replay import (
     wide,
 )
 from roundscope.operations.models.shares import Share, shares
-from roundscope.operations.models.tape import UNKNOWN, Entry, Tape
+from roundscope.operations.models.tape import UNKNOWN, Entry, Tape, refs
 from roundscope.operations.models.tape_file import digested
 
 TOP = 8  # the most probable tokens that are compared as a set
@@ -88,12 +88,12 @@ class Group(NamedTuple):
 
 
 class Flip(NamedTuple):
-    """A decision that differs: the most probable token, or the set of the most probable ones.
+    """A decision that differs: the most probable token or tokens, or the experts of a token.
 
     position  of the token
-    what      "argmax" or "top-8"
-    a, b      the tokens of either run that the other has not
-    margin    in logits of the first run, by which it was decided
+    what      "argmax" or "top-8" of the logits, or "experts" of a module that routes tokens
+    a, b      the tokens or experts of either run that the other has not
+    margin    in the first run's logits or scores, by which it was decided
     """
 
     position: int
@@ -114,7 +114,7 @@ class Comparison:
         groups: What makes the difference, the largest share first.
         left: The part of the gap that is not explained by the groups.
         interaction: What the gaps of each group alone miss of the whole one.
-        unknown: How many operations of the first run no name is known of.
+        unknown: How many operations are not known by a name in either run.
         gap: The difference of the log-probabilities by token, second minus first.
         kl: The mean over tokens of KL(first || second), in nats; None without logits.
         mean: The mean of |gap|.
@@ -244,13 +244,13 @@ def compare_tapes(
         groups=tuple(groups),
         left=left,
         interaction=interaction,
-        unknown=sum(entry.operation == UNKNOWN for entry in a.counted),
+        unknown=sum(_has_unknown(replay.alignment, row.number) for row in rows),
         gap=gap,
         kl=None if logits is None else _kl(*logits),
         mean=float(np.abs(gap).mean()) if gap.size else 0.0,
         largest=float(np.abs(gap).max(initial=0.0)),
-        is_logprobs=a.tokens is not None,
-        flips=() if logits is None else tuple(_flips(*logits)),
+        is_logprobs=(a.logprobs if a.logits is None else a.logits) is not None,
+        flips=(*([] if logits is None else _flips(*logits)), *_routes(replay)),
         notes=tuple(notes),
     )
 
@@ -271,6 +271,15 @@ def _check(a: Tape, b: Tape) -> None:
             raise Incomparable(
                 f"tokens: the runs read other ones, {x.shape} and {y.shape}; give both the same"
             )
+
+
+def _has_unknown(alignment: Alignment, number: int) -> bool:
+    return any(
+        alignment.tape(name).entries[n].operation == UNKNOWN
+        for name in NAMES
+        for call in getattr(alignment.pairs[number], name)
+        for n in call
+    )
 
 
 def _title(alignment: Alignment, number: int) -> str:
@@ -437,6 +446,35 @@ def _flips(a: np.ndarray, b: np.ndarray) -> list[Flip]:
             found.append(
                 Flip(int(t), what, tuple(sorted(one - two)), tuple(sorted(two - one)), margin)
             )
+    return found
+
+
+def _routes(replay: Replay) -> list[Flip]:
+    """Return the tokens that go to other experts: functions `topk` of tables of as many rows."""
+    chosen = [
+        [e for e in tape.entries if e.function.rpartition(".")[2] == "topk"]
+        for tape in (replay.alignment.a, replay.alignment.b)
+    ]
+    found = []
+    for one, two in zip(*chosen, strict=False):
+        tables = []
+        for tape, entry in zip((replay.alignment.a, replay.alignment.b), (one, two), strict=True):
+            if len(entry.outputs) != 2 or tape.values[entry.outputs[1]].array is None:
+                return []
+            tables.append(tape.numpy(entry.outputs[1]))
+        x, y = tables
+        if one.module != two.module or x.shape != y.shape or x.ndim != 2:
+            continue
+        differ = np.flatnonzero((np.sort(x, -1) != np.sort(y, -1)).any(-1))
+        if not differ.size:
+            continue
+        ranked = -np.sort(-wide(replay.alignment.a.numpy(refs(one.arguments)[0])), -1)
+        for t in differ:
+            a, b = set(x[t].tolist()), set(y[t].tolist())
+            k = x.shape[-1]
+            margin = float(ranked[t, k - 1] - ranked[t, k]) if k < ranked.shape[-1] else 0.0
+            what = f"experts {one.module}"
+            found.append(Flip(int(t), what, tuple(sorted(a - b)), tuple(sorted(b - a)), margin))
     return found
 
 

@@ -35,6 +35,8 @@ def check_replays(tape: Tape) -> None:
     for entry in tape.entries:
         if entry.number not in tape.runners:
             continue
+        if "empty" in entry.function.rpartition(".")[2]:  # whose numbers mean nothing
+            continue
         again = tape.run(entry.number, {})
         for value, x in zip(entry.outputs, again, strict=True):
             if not same(tape.numpy(value), tape.arrays.numpy(x)):

@@ -4,6 +4,7 @@
 file run again by them. Where none gives every bit, an entry has no words and cannot run.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -114,6 +115,21 @@ def _attention(held: Held, settings: Held) -> Iterator[Candidate]:
     yield "eager: scores, softmax and their product, each rounded", eager
 
 
+def _silu(held: Held, settings: Held) -> Iterator[Candidate]:
+    yield "torch's silu", F.silu
+
+
+def _gelu(held: Held, settings: Held) -> Iterator[Candidate]:
+    yield "torch's gelu", F.gelu
+    yield "torch's gelu by tanh", partial(F.gelu, approximate="tanh")
+
+    def spelled(x: Tensor) -> Tensor:
+        inner = x + 0.044715 * torch.pow(x, 3.0)
+        return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * inner))
+
+    yield "gelu by tanh, each step rounded", spelled
+
+
 CANDIDATES: dict[str, Callable[[Held, Held], Iterator[Candidate]]] = {
     "rms_norm": _rms_norm,
     "layer_norm": _layer_norm,
@@ -121,6 +137,8 @@ CANDIDATES: dict[str, Callable[[Held, Held], Iterator[Candidate]]] = {
     "embedding": _embedding,
     "rope": _rope,
     "attention": _attention,
+    "silu": _silu,
+    "gelu": _gelu,
 }
 
 

@@ -17,8 +17,17 @@ CLASSES: dict[type[nn.Module], str] = {
     nn.LayerNorm: "layer_norm",
     nn.Linear: "linear",
     nn.Embedding: "embedding",
+    nn.SiLU: "silu",
+    nn.GELU: "gelu",
 }
-ENDINGS = {"RMSNorm": "rms_norm", "LayerNorm": "layer_norm", "RotaryEmbedding": "rope_table"}
+ENDINGS = {
+    "RMSNorm": "rms_norm",
+    "LayerNorm": "layer_norm",
+    "RotaryEmbedding": "rope_table",
+    "SiLUActivation": "silu",
+    "GELUActivation": "gelu",
+    "GELUTanh": "gelu",
+}
 
 _NAMED = {
     "linear": "linear addmm",

@@ -110,3 +110,60 @@ def test_a_batch_of_which_the_run_is_a_row():
 def test_other_tokens_are_refused():
     with pytest.raises(Incomparable, match="tokens"):
         compared(Side(small.llama(), IDS), Side(small.llama(), IDS + 1 - 2 * (IDS > 100).long()))
+
+
+def in_each_mlp(make):
+    def changed(model):
+        for path, module in model.named_modules():
+            if path.endswith("mlp"):
+                module.forward = make(module)
+        return model
+
+    return changed
+
+
+def test_an_operation_more_is_part_of_the_one_after_it():
+    """Another function in front of one, which only one run has."""
+
+    def make(mlp):
+        def forward(h):
+            return mlp.down_proj(mlp.act_fn(mlp.gate_proj(h)) * mlp.up_proj(h) * 0.75)
+
+        return forward
+
+    a, b = small.llama(), in_each_mlp(make)(small.llama())
+    found = compared(Side(a, IDS), Side(b, IDS))
+    (group,) = found.groups
+    assert group.b == "Tensor.mul + Linear" and abs(found.left) < 1e-12
+
+
+def test_a_fused_function_is_compared_with_what_it_stands_for():
+    def make(mlp):
+        def forward(h):
+            gate, up = mlp.gate_proj(h).float(), mlp.up_proj(h).float()
+            return mlp.down_proj(torch.erf(gate * up).to(h.dtype))
+
+        return forward
+
+    found = compared(Side(small.llama(), IDS), Side(in_each_mlp(make)(small.llama()), IDS))
+    assert abs(found.left) < 1e-12 and found.unknown == 2
+    assert not any(row.made == "undecided" for row in found.rows)
+
+
+def test_experts_that_differ_are_decisions():
+    """A router whose scores differ in the last place."""
+
+    class Routed(torch.nn.Module):
+        def __init__(self, nudge):
+            super().__init__()
+            self.nudge = nudge
+
+        def forward(self, x):
+            scores = x * self.nudge
+            return torch.topk(scores, 1, -1).values + 0
+
+    x = torch.tensor([[1.0, 1.0 - 2**-24], [2.0, 1.0]])
+    nudges = torch.ones(2), torch.tensor([1.0, 1 + 2**-22])
+    found = compared(*(Side(Routed(nudge), {"x": x}) for nudge in nudges))
+    (flip,) = [flip for flip in found.flips if flip.what.startswith("experts")]
+    assert (flip.position, flip.a, flip.b, flip.margin) == (0, (0,), (1,), 2**-24)
