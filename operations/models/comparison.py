@@ -413,7 +413,26 @@ def _words(replay: Replay, number: int, identify: Callable[[Tape, int], str]) ->
         types.append(tape.values[entries[-1].outputs[0]].dtype if entries else "")
     if types[0] != types[1]:
         words = [f"{text} in {dtype}".strip() for text, dtype in zip(words, types, strict=True)]
+    elif words[0] == words[1]:
+        words = [
+            f"{text}{how}" for text, how in zip(words, _ways(replay.alignment, number), strict=True)
+        ]
     return words[0], words[1]
+
+
+def _ways(alignment: Alignment, number: int) -> list[str]:
+    """Return how often a pair is called, or of which shape its result is, where these differ."""
+    passes, shapes = [], []
+    for name in NAMES:
+        calls, tape = getattr(alignment.pairs[number], name), alignment.tape(name)
+        passes.append(len(calls))
+        outputs = tape.entries[calls[0][-1]].outputs if calls[0] else ()
+        shapes.append(tape.values[outputs[0]].shape if outputs else ())
+    if passes[0] != passes[1]:
+        return [", once" if n == 1 else f", in {n} forward passes" for n in passes]
+    if shapes[0] != shapes[1]:
+        return [f", {shape}" for shape in shapes]
+    return ["", ""]
 
 
 def _logits(replay: Replay) -> tuple[np.ndarray, np.ndarray] | None:
