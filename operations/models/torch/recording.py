@@ -28,7 +28,8 @@ from torch.overrides import (
 )
 
 from roundscope.attention.models.capture_file import file_given
-from roundscope.attention.torch.calls import Call, intercept
+from roundscope.attention.torch.call import Call
+from roundscope.attention.torch.calls import intercept
 from roundscope.attention.torch.discovery import attention_layers
 from roundscope.emu.shown import shown
 from roundscope.operations.models.tape import (
