@@ -39,8 +39,6 @@ def compare(a: Given, b: Given, *, tell: Callable[[str], None] = lambda text: No
         >>> import torch
         >>> from torch import nn
         >>> from roundscope.torch import compare
-        >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
-        <...>
         >>> model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)).bfloat16()
         >>> x = {"input": torch.randn(4, 64).bfloat16()}
         >>> print(compare((model, x), (model, x)).sentence)
