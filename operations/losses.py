@@ -45,7 +45,7 @@ class Site(SiteBase):
     DS = "DS", "sum_v DLP", Axes.R, "backward", 13
     PE = "PE", "exp(OUT)", Axes.RF, "backward", 14
     PS = "PS", "PE DS", Axes.RF, "backward", 15
-    DX = "DX", "DLP - PS", Axes.RF, "backward", 16
+    DX = "DX", "DLP - PS, or DLP - PE DS in one (fused_gradient)", Axes.RF, "backward", 16
     DXO = "DXO", "DX as it is stored", Axes.RF, "backward", 17
 
 
@@ -92,6 +92,14 @@ class Plan(BasePlan):
         doc="How ln is computed, one of `Logarithm`: correct (default), cuda or lg2.",
         moves=Moves(forward=3),
     )
+    fused_gradient: bool = choice(
+        False,
+        number=3,
+        doc="True computes the gradient DLP - PE DS by a multiply-add, without the event PS."
+        " Default False.",
+        source="torch on a CPU, whose compiler contracts it",
+        moves=Moves(backward=1),
+    )
 
 
 def log_softmax(at: Events[Plan, Rows], settings: Mapping[str, Any], x: Array) -> tuple[Array, ...]:
@@ -114,8 +122,12 @@ def _gradient(at: Events[Plan, Rows], lp: Array, dlp: Array) -> Array:
     """Return the gradient of x from that of the log-probabilities lp, (R, V)."""
     ds = at.product(Site.DS, dlp, at.ops.xp.ones((lp.shape[1], 1)))
     pe = exponential(at, Site.PE, lp, at.plan.exp)
-    ps = at(Site.PS, at.ops.multiply(pe, at.ops.xp.broadcast_to(ds, pe.shape)))
-    return at(Site.DXO, at(Site.DX, dlp - ps))
+    ps = at.ops.multiply(pe, at.ops.xp.broadcast_to(ds, pe.shape))
+    if at.plan.fused_gradient:
+        dx = at(Site.DX, at.ops.odd_sum(dlp, -ps))
+    else:
+        dx = at(Site.DX, dlp - at(Site.PS, ps))
+    return at(Site.DXO, dx)
 
 
 def cross_entropy(
@@ -177,15 +189,15 @@ def torch_cpu() -> Plan:
     its logarithm have the type of x (aten/src/ATen/native/cpu/SoftMaxKernel.cpp,
     vec_log_softmax_lastdim_chunk_kernel; torch 2.13).
 
-    Equal in every bit in BF16 and FP16; in FP32 up to torch's logarithm, which is not correctly
-    rounded for some rows (tests/operations/test_losses.py). The mean and the sum over rows are
-    added in another order than here.
+    Equal in every bit in BF16 and FP16, and so are autograd's gradients; in FP32 up to torch's
+    logarithm, which is not correctly rounded for some rows (tests/operations/test_losses.py). The
+    mean and the sum over rows are added in another order than here.
     """
     loss = (Site.NLL, Site.LOSS, Site.DOUT, Site.DLP, Site.DXO)
     plan = in_bf16(Plan, "torch-cpu", Site.X, Site.S, Site.LN, Site.OUT, *loss)
     for site in (Site.S, Site.DS):
         plan = plan.adding(site, Accumulator(order=Order.STRIDED, chunk=16))
-    return replace(plan, name="torch-cpu", exp=Exponential.SLEEF)
+    return replace(plan, name="torch-cpu", exp=Exponential.SLEEF, fused_gradient=True)
 
 
 LOG_SOFTMAX = Operation(

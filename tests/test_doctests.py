@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
-from roundscope import attention, emu, operations
+from roundscope import attention, emu, events, operations
 
 
 def sources(package: ModuleType) -> Iterator[tuple[str, Path]]:
@@ -55,7 +55,7 @@ def is_of_a_missing_library(name: str) -> bool:
 
 WITH_EXAMPLES = {
     name: found
-    for package in (emu, attention, operations)
+    for package in (emu, events, attention, operations)
     for name, path in sources(package)
     if not is_of_a_missing_library(name) and (found := texts(path.read_text(encoding="utf-8")))
 }
