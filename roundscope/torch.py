@@ -14,7 +14,7 @@ from roundscope.operations.models.torch.recording import Side, capture_operation
 __all__ = [*_of_attention, "Side", "compare"]
 
 
-def capture(
+def capture(  # type: ignore[no-redef]
     model: Any, path: Any, *, what: Literal["attention", "operations"] = "attention", **options: Any
 ) -> AbstractContextManager[Any]:
     """Capture a model while it runs, and write a file at the end.
