@@ -30,6 +30,7 @@ from roundscope.operations.models.tape import UNKNOWN, Entry, Tape, refs
 from roundscope.operations.models.tape_file import digested
 
 TOP = 8  # the most probable tokens that are compared as a set
+FEW = 5  # names up to which all are told
 REPEATS = 4  # runs with other last bits, by which the noise of a share is measured
 NAMES: tuple[Name, Name] = ("a", "b")
 Made = Literal["here", "inherited", "equal", "undecided"]
@@ -327,10 +328,10 @@ def _row(replay: Replay, number: int) -> Row:
             made = "here" if reads_equal else "undecided"
     differ, ulps = _differences(own, other)
     is_shown = bool(longer) or made in ("here", "undecided")
-    operation = " + ".join(dict.fromkeys(entry.operation for entry in longer)) or "end"
+    operation = _summed([entry.operation for entry in longer]) or "end"
     return Row(
         number=number,
-        title=" + ".join(entry.title for entry in longer) or "the end of the run",
+        title=_summed([entry.title for entry in longer]) or "the end of the run",
         operation=operation if is_shown else "",
         function=(_functions(entries_a), _functions(entries_b)),
         made=made,
@@ -340,8 +341,15 @@ def _row(replay: Replay, number: int) -> Row:
 
 
 def _functions(entries: Sequence[Entry]) -> str:
-    names = [entry.function.removeprefix("torch.") for entry in entries]
-    return " + ".join(dict.fromkeys(names))
+    return _summed([entry.function.removeprefix("torch.") for entry in entries])
+
+
+def _summed(words: Sequence[str]) -> str:
+    """Return words as a sum, each once; of many the first and the last."""
+    each = list(dict.fromkeys(words))
+    if len(each) > FEW:
+        return f"{each[0]} to {each[-1]} ({len(words)} operations)"
+    return " + ".join(each)
 
 
 def _differences(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> tuple[float, float]:

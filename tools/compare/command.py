@@ -44,7 +44,10 @@ def _given(word: str, argument: str) -> Any:
     Raises:
         ValueError: There is no such file or function, or it returns no run.
     """
+    from torch import nn
+
     from roundscope.attention.testing.foreign.user import function_named
+    from roundscope.emu.testing.foreign import raised
     from roundscope.operations.models.tape_file import is_tape
     from roundscope.operations.models.torch.recording import Side
 
@@ -63,7 +66,12 @@ def _given(word: str, argument: str) -> Any:
     function = function_named(word, argument)
     if not callable(function):
         raise bad(argument, word, "is no function; name one that returns (model, inputs)")
-    side = function()
-    if not isinstance(side, Side | tuple):
+    try:
+        side = function()
+    except Exception as error:  # whatever it raises
+        raise bad(argument, word, f"raised {raised(error)}") from error
+    if isinstance(side, tuple) and 2 <= len(side) <= 4:
+        side = Side(*side)
+    if not isinstance(side, Side) or not isinstance(side.model, nn.Module):
         raise bad(argument, word, "returned no (model, inputs)")
     return side

@@ -67,7 +67,7 @@ def _linear(held: Held, settings: Held) -> Iterator[Candidate]:
         return total if b is None else total + b
 
     for n in (2, 4):
-        yield f"K in {n} parts, whose sums are rounded before they are added", partial(split, n)
+        yield f"K in {n} parts, each sum rounded", partial(split, n)
 
 
 def _embedding(held: Held, settings: Held) -> Iterator[Candidate]:

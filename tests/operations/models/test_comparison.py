@@ -167,3 +167,15 @@ def test_experts_that_differ_are_decisions():
     found = compared(*(Side(Routed(nudge), {"x": x}) for nudge in nudges))
     (flip,) = [flip for flip in found.flips if flip.what.startswith("experts")]
     assert (flip.position, flip.a, flip.b, flip.margin) == (0, (0,), (1,), 2**-24)
+
+
+def test_a_model_that_is_compiled_as_a_whole_is_one_operation():
+    """Of which nothing is seen, and which is compared with all that it stands for."""
+    given = {"input_ids": IDS, "use_cache": False}
+    compiled = torch.compile(small.with_late_cast(small.llama()), backend="eager")
+    found = compared(Side(small.llama(), given), Side(compiled, given))
+    (row,) = found.rows
+    assert (row.made, found.unknown) == ("here", 1)
+    assert row.operation == "embedding to mul (34 operations)"
+    assert row.function[1] == "LlamaForCausalLM (compiled)"
+    assert found.groups[0].share == pytest.approx(1)

@@ -24,6 +24,14 @@ def nothing():
     return None
 
 
+def wrong():
+    raise OSError("no weights")
+
+
+def no_model():
+    return "model", small.tokens()
+
+
 HERE = "tests.tools.compare.test_compare_command"
 
 
@@ -64,6 +72,9 @@ def test_equal_runs(capsys, tmp_path):
         ((f"{HERE}:absent", f"{HERE}:plain"), "absent"),
         ((f"{HERE}:HERE", f"{HERE}:plain"), "no function"),
         ((f"{HERE}:nothing", f"{HERE}:plain"), "returned no"),
+        ((f"{HERE}:no_model", f"{HERE}:plain"), "returned no"),
+        ((f"{HERE}:wrong", f"{HERE}:plain"), "no weights"),
+        ((".", f"{HERE}:plain"), "must be a safetensors file"),
     ],
 )
 def test_wrong_words_are_one_line(capsys, words, text):
