@@ -130,11 +130,7 @@ def emulated(
 
     Raises ValueError for a plan that cannot run.
     """
-    if c.scale_ulps:
-        scale = np.float32(options["scale"])
-        for _ in range(abs(c.scale_ulps)):
-            scale = np.nextafter(scale, np.float32(np.inf * c.scale_ulps))
-        options["scale"] = float(scale)
+    options["scale"] = scale_of(c, options["scale"])
     return examine(
         q,
         k,
@@ -146,6 +142,14 @@ def emulated(
         engine="numpy",
         **{"record": None, **options},
     )
+
+
+def scale_of(c: Candidate, scale: float) -> float:
+    """Return the scale with which a candidate runs a call of that scale."""
+    moved = np.float32(scale)
+    for _ in range(abs(c.scale_ulps)):
+        moved = np.nextafter(moved, np.float32(np.inf * c.scale_ulps))
+    return float(moved) if c.scale_ulps else scale
 
 
 RESULTS = {
@@ -213,17 +217,18 @@ def in_fp8(best: Candidate, keys: int) -> Iterator[Candidate]:
             yield replace(best, plan=moved, block_k=min(size, keys), change=change)
 
 
-def tilings(best: Candidate, keys: int) -> Iterator[Candidate]:
+def tilings(best: Candidate, keys: int, *, usual: bool = False) -> Iterator[Candidate]:
     """Yield the same plan on other tiles of keys: any multiple of 16 up to 256, 512, whole rows.
 
-    On the usual tiles it is tried in each order of the keys that it can have.
+    On the usual tiles it is tried in each order of the keys that it can have; if `usual`, on these
+    alone, in its own order.
     """
     if best.plan.normalise_first:
         return
     orders = (KeyOrder.ASCENDING, KeyOrder.DESCENDING) if best.plan.split_tiles else tuple(KeyOrder)
     own = best.plan.key_order
-    for order in (own, *(o for o in orders if o is not own)):
-        sizes = KEY_TILES if order is own else USUAL_TILES
+    for order in (own,) if usual else (own, *(o for o in orders if o is not own)):
+        sizes = KEY_TILES if order is own and not usual else USUAL_TILES
         for size in (*(n for n in sizes if n < keys), keys):
             plan = replace(best.plan, key_order=order)
             yield replace(
