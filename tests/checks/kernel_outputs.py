@@ -32,6 +32,7 @@ GROUPS = {
     "tokamax": ("tokamax-triton", "tokamax-mosaic", "tokamax-chunked"),
     "triton": ("triton-tutorial",),
     "grouped": ("sdpa-flash-gqa", "sdpa-cudnn-gqa", "sdpa-math-gqa", "jax-cudnn-gqa"),
+    "repeated": ("eager-gqa", "flex-gqa"),
     "fp8": ("cudnn-fp8", "cudnn-fp8-s256"),
     "fa4": ("fa4", "fa4-gqa"),
     "sage": ("sage-int8",),
@@ -54,6 +55,8 @@ STORED_OF = {  # of kernels that do not run with the widths of the families abov
     "sdpa-cudnn-gqa": ("layer4",),
     "sdpa-math-gqa": ("layer4",),
     "jax-cudnn-gqa": ("layer4",),
+    "eager-gqa": ("layer4",),
+    "flex-gqa": ("layer4",),
 }
 GROUP = 4  # query heads of a key head, in the calls of kernels whose names end with -gqa
 
