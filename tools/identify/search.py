@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from roundscope.attention.plans.choices import GradientsApart, KeyOrder
+from roundscope.attention.plans.choices import GradientsApart, KeyOrder, RescaledSum
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.sites import PRODUCTS, Site
@@ -531,6 +531,8 @@ def _forward_of(x: Inputs, rows: slice) -> Callable[[Candidate], np.ndarray]:
     is_last = x.alignment == "bottom-right" or x.q.shape[1] == x.k.shape[1]
 
     def emulate(c: Candidate) -> np.ndarray:
+        if rows.start and c.plan.rescaled_sum is RescaledSum.FIRST_TILE:
+            c = replace(c, plan=replace(c.plan, rescaled_sum=RescaledSum.KEPT))
         # plans whose arithmetic depends on query tiles, and on causality or a window, which a mask
         # does not tell
         of_tiles = c.plan.key_order is KeyOrder.MASKED_FIRST or c.plan.unfused_if_cut
