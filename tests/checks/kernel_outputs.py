@@ -39,8 +39,10 @@ GROUPS = {
     "released": (
         "released-eager-512",
         "released-eager-256",
+        "released-eager-128",
         "released-compiled-512",
         "released-compiled-256",
+        "released-compiled-128",
     ),
 }
 STORED = ("layer4", "gaussian64")

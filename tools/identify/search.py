@@ -38,6 +38,8 @@ SHARE = 16
 TIES = 10  # plans that give every bit of the output, whose backwards are tried
 EACH = 16  # plans between two lines of progress
 FORMS = 3  # how many structures are tried on other tiles
+# so many times more numbers of a structure may differ than of the nearest, or it is not changed
+FAR_OFF = 30.0
 CHANGES = 8  # the largest number of changes made one after the other
 GAIN = 2e-5  # the share of equal bits that a change must add to explain anything
 PART = 0.01  # the share of the unequal numbers that a change must explain
@@ -213,7 +215,7 @@ def _tiled(
     tries: Tries,
     seen: Sequence[tuple[int, KeyOrder | None]] = (),
 ) -> tuple[Found, list[Candidate]]:
-    """Try all structures on other tiles; also return every structure on its best tiles.
+    """Try all structures on other tiles; also return those that may be changed, on the best tiles.
 
     All are tried on a few rows, the nearest of them then on more. If tiles that were seen give
     every bit, no others are tried, nor if the usual tiles do.
@@ -243,6 +245,8 @@ def _tiled(
         if name not in best or near > best[name][1]:
             best[name] = (c, near)
     order = sorted(best.values(), key=lambda pair: pair[1], reverse=True)
+    most = FAR_OFF * (1.0 - nearest.near.equal)
+    order = [pair for pair in order if 1.0 - pair[1].equal <= most]
     # on the own tiles too: where an event is wrong, the nearest tiles need not be the right ones
     own = {c.plan.name: c for c in forms}
     pairs = ((own[c.plan.name], c) for c, _ in order)
