@@ -218,7 +218,7 @@ def _tiled(
     """Try all structures on other tiles; also return those that may be changed, on the best tiles.
 
     All are tried on a few rows, the nearest of them then on more. If tiles that were seen give
-    every bit, no others are tried, nor if the usual tiles do.
+    every bit, no others are tried; if usual tiles do, only these in other orders of the keys.
     """
     tries.stage = "tiles"
     keys = x.k.shape[1]
@@ -231,6 +231,11 @@ def _tiled(
         more = _ranked(quick, every, tries, known=screened)
         screened = sorted((*screened, *more), key=lambda pair: pair[1], reverse=True)
         ranked = _ranked(judge, (c for c, _ in screened[:CONFIRMED]), tries)
+        sizes = {c.block_k for c, n in ranked if n.equal == 1.0}
+        if usual and sizes:  # the other orders of the keys on the tiles that give every bit
+            every = (t for c in forms for t in candidates.tilings(c, keys) if t.block_k in sizes)
+            ranked = [*ranked, *_ranked(judge, every, tries, known=[*screened, *ranked])]
+            ranked.sort(key=lambda pair: pair[1], reverse=True)
     if ranked and ranked[0][1] > nearest.near:
         nearest.best, nearest.near = ranked[0]
         nearest.changes.append((f"{nearest.best.plan.name}, {nearest.best.change}", nearest.near))

@@ -20,6 +20,7 @@ from roundscope.tools.identify.identify import Kind, identify
 from roundscope.tools.identify.search import MOST
 from roundscope.tools.tensors.files import open_tensors
 from roundscope.tools.tensors.layers import read_layers, sample_path
+from tests.checks.identify_faults import answered, faults
 from tests.checks.kernel_outputs import GOLDEN, inputs, of_one_head
 
 TOKENS = 128
@@ -227,6 +228,12 @@ def test_tiles_and_the_first_of_them_are_found(name, words):
     assert (found.kind, found.base, found.words) == (Kind.SAME, name, words), found.verdict
     assert (found.best.block_q, found.best.block_k) == (64, 64)
     assert {part.near.equal for part in found.parts.values()} == {1.0}
+
+
+def test_an_order_of_tiles_that_the_first_head_does_not_show():
+    """Two plans give every bit of it, and one of them those of the second head."""
+    fault = faults()["tiles descending"]
+    assert fault.score(answered(fault.x, fault.outputs)) == "right"
 
 
 def longer():
