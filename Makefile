@@ -50,7 +50,7 @@ quick: $(READY)  ## the tests that import what has changed since the last commit
 thorough: $(READY)  ## every test, the long ones too, all as users compile
 	$(PYTEST) $(BY_FILE)
 
-CORE := emu attention
+CORE := emu events attention operations
 
 coverage: $(READY)  ## the share of lines and branches of emu and attention that their own tests run
 	$(BIN)/pip install -qq $(VERSIONS) pytest-cov
@@ -68,9 +68,10 @@ AS ?= $(BIN)/python
 containers: $(VENV)/.installed  ## no home, unknown users, full and read-only disks; as root: make containers AS=/usr/bin/python3.11, which all users may run
 	$(BIN)/python -m tests.checks.container --python $(AS) $(CONTAINERS)
 
-exhaustive: $(READY)  ## every float32 input, every format, both executors; every argument of exp
+exhaustive: $(READY)  ## every float32 input, every format, both executors; every argument of exp and of tanh.approx
 	$(BIN)/python -m tests.checks.exhaustive
 	$(BIN)/python -m tests.checks.exhaustive_exp
+	$(BIN)/python -m tests.checks.exhaustive_tanh
 	$(BIN)/python -m tests.checks.gpu_exp
 
 engines: $(READY)  ## NumPy against XLA, every preset, tile, family, with and without injections

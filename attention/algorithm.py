@@ -27,7 +27,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import NamedTuple
 
-from roundscope.attention.events.hook import Events
+from roundscope.attention.hook import Events
 from roundscope.attention.plans.choices import (
     GradientsApart,
     ScaleOfGradient,
@@ -61,14 +61,18 @@ from roundscope.attention.softmax.sinks import sink_logit, with_sink
 from roundscope.attention.softmax.softcap import BACKWARD, capped, factor, uncapped
 from roundscope.attention.tiles.records import (
     AnyState,
+    FlushedState,
+    Kept,
+    Last,
     Operands,
+    PartedState,
     Results,
     State,
     Sums,
     state_of,
 )
 from roundscope.emu.backends.ops import Array, Ops
-from roundscope.emu.roundings.modes import RoundingMode
+from roundscope.emu.roundings.modes import BINARY32, RoundingMode
 
 
 def start(
@@ -84,7 +88,11 @@ def start(
     """
     in_lanes = plan.row_sum in KEPT_LANES
     l = xp.zeros((rows, 4) if in_lanes else (rows,))
-    kept = (empty(xp, rows, features),) if plan.flushed_tiles else ()
+    kept: tuple[Kept | Last, ...] = ()
+    if plan.flushed_tiles:
+        kept = (empty(xp, rows, features),)
+    elif plan.normalized_last:
+        kept = (Last(xp.zeros((rows,)), *(xp.zeros((rows, features)),) * 2),)
     if sink is not None:
         whole = 2.0**plan.offset  # exp(0)
         m, l = sink, l + whole * (xp.arange(4) == 0) if in_lanes else l + whole
@@ -116,9 +124,10 @@ def forward_tile(
     """
     ops, plan = at.ops, at.plan
     mul = ops.multiply
-    m_old, l, o, *kept = state
+    m_old, l, o, *_ = state
+    kept: tuple[Kept | Last, ...] = ()
 
-    s, c = capped(at, *_scores(at, scale, q, k, of_keys))
+    s, c, _ = capped(at, *_scores(at, scale, q, k, of_keys))
     m, x, dm = exponents(at, c, m_old, s)
     e = at(Site.EXP, exponential_of_tile(at, x))
 
@@ -129,14 +138,17 @@ def forward_tile(
 
     if plan.normalise_first:
         return _unfused(at, m, al, e, v)
-    if kept:
-        ao, kept[0] = flushed(at, alpha, ao, kept[0])
+    if isinstance(state, FlushedState):
+        ao, second = flushed(at, alpha, ao, state.kept)
+        kept = (second,)
     p = at(Site.P, e)
     l = new_row_sum(at, al, p if plan.row_sum_of is Site.P else e)
     if plan.pv_into_o:
         o = at(Site.O, *at.sum(Site.PV, p, v, init=ao, event=Site.O))
     else:
         pv = at.product(Site.PV, p, v)
+        if isinstance(state, PartedState):
+            kept = (Last(alpha, o, pv),)
         o = at(Site.O, rescaled_sum(at, ao, pv, (Site.AO, Site.O)))
     return state_of(m, l, o, *kept)
 
@@ -191,27 +203,31 @@ def finish(
     state: AnyState,
     apart: Array | None = None,
     sink: Array | None = None,
+    *,
+    of_output: Array | None = None,
 ) -> Results:
     """Return the output, the output before its last rounding, and L, for all rows of a head.
 
     For a row without a key these are 0, 0 and -inf, unless V is infinite
     (`without_rows_of_no_key`).
 
-    state  the state after the last key tile, for all rows of a head
-    apart  (rows,) of bool: rows that divide by l before the rounding LANES; None if no row does
-    sink   (rows,), the sink that is added after the last key tile; None if there is no sink, or if
-           the rows began with it
+    state      the state after the last key tile, for all rows of a head
+    apart      (rows,) of bool: rows that divide by l before the rounding LANES; None if no row does
+    sink       (rows,), the sink that is added after the last key tile; None if there is no sink, or
+               if the rows began with it
+    of_output  the factor of the output, or None
     """
-    m, as_it_is, o, *kept = state
-    o = all_of(at, o, kept[0]) if kept else o
+    m, as_it_is, o, *_ = state
+    if isinstance(state, FlushedState):
+        o = all_of(at, o, state.kept)
     l, scale = kept_row_sum(at, as_it_is), factor(at, scale)
     if sink is not None:
         m, l = with_sink(at, base2_scale(at.ops, at.plan, scale), m, l, sink)
-    wide = (
-        o
-        if at.plan.normalise_first
-        else _divided(at, o, l if apart is None else at.ops.xp.where(apart, as_it_is, l))
-    )
+    divisor = l if apart is None else at.ops.xp.where(apart, as_it_is, l)
+    if isinstance(state, PartedState):
+        wide = _divided_last(at, state.last, divisor)
+    else:
+        wide = o if at.plan.normalise_first else _divided(at, o, divisor, of_output)
     out = at(Site.OUT, wide)
     return Results(out, wide, at(Site.LSE, log_sum_exp(at, scale, m, l)))
 
@@ -228,9 +244,27 @@ def kept_row_sum(at: Events, l: Array) -> Array:
     return at(Site.LANES, l) if at.plan.kept_state else l
 
 
-def _divided(at: Events, o: Array, l: Array) -> Array:
-    """Return O divided by the row sum l, before its last rounding."""
-    return register(at, Site.OI, at.ops.multiply(o, at(Site.INV, inverse(at, l))[:, None]))
+def _divided(at: Events, o: Array, l: Array, of_output: Array | None) -> Array:
+    """Return O divided by the row sum l, before its last rounding.
+
+    of_output: by which 1 / l is multiplied, as FlashAttention-3 does with the scale of V, or None;
+    the product is rounded to binary32 where 1 / l is.
+    """
+    inv = at(Site.INV, inverse(at, l))
+    if of_output is not None:
+        inv = at.ops.multiply(inv, of_output)
+        if at.plan[Site.INV].format.precision <= BINARY32.format.precision:
+            inv = at.ops.round(inv, BINARY32, None)
+    return register(at, Site.OI, at.ops.multiply(o, inv[:, None]))
+
+
+def _divided_last(at: Events, last: Last, l: Array) -> Array:
+    """Return INV PV + (INV alpha) O of the last key tile, before its last rounding."""
+    ops, inv = at.ops, at(Site.INV, inverse(at, l))
+    rescale = at(Site.IA, ops.multiply(inv, last.alpha))
+    earlier = at(Site.IO, ops.multiply(rescale[:, None], last.o))
+    new = ops.multiply(inv[:, None], last.pv)
+    return register(at, Site.OI, ops.odd_sum(*map(ops.hidden, (new, earlier))))
 
 
 def without_rows_of_no_key(at: Events, out: Array, wide: Array, lse: Array) -> Results:
@@ -247,11 +281,13 @@ def without_rows_of_no_key(at: Events, out: Array, wide: Array, lse: Array) -> R
     )
 
 
-def finish_split(at: Events, scale: float, state: State) -> tuple[Array, Array]:
+def finish_split(
+    at: Events, scale: float, state: State, of_output: Array | None = None
+) -> tuple[Array, Array]:
     """Return O and L of one split of the keys, with O before its last rounding."""
     m, l, o = state
     l = kept_row_sum(at, l)
-    return _divided(at, o, l), log_of_row_sum(at, scale, m, l)
+    return _divided(at, o, l, of_output), log_of_row_sum(at, scale, m, l)
 
 
 def combine(at: Events, splits: Sequence[tuple[Events, Array, Array]]) -> Results:
@@ -288,14 +324,14 @@ class Again(NamedTuple):
     """The results of the forward for a tile, which the backward computes again.
 
     p     P, (bq, bk): exp(S - L), or EXP / l in plans with `saved_p`
-    s     the scores S of that P, (bq, bk), or with a softcap their tanh
+    tanh  TANH of a plan with a softcap, else the scores S, (bq, bk)
     e, l  in plans with `saved_p`, EXP (bq, bk) and l (bq,), whose quotient is P; else None
     x     in plans with `saved_p`, the exponents of EXP, (bq, bk); else None
     sink  in plans with `saved_p` and calls with sinks, the P of the sink, (bq,); else None
     """
 
     p: Array
-    s: Array
+    tanh: Array
     e: Array | None = None
     l: Array | None = None
     x: Array | None = None
@@ -306,9 +342,9 @@ def probabilities(at: Events, scale: float, q: Array, k: Array, lse: Array) -> A
     """Return P of a tile, recomputed from S and L; lse: L, (bq,)."""
     if at.plan.saved_p:
         return saved_probabilities(at, scale, q, k)
-    s, c = capped(at, scale, at.product(Site.S_B, q, k.T), BACKWARD)
+    s, c, tanh = capped(at, scale, at.product(Site.S_B, q, k.T), BACKWARD)
     x = exponents_again(at, c, s, finite(at.ops.xp, lse))
-    return Again(at(Site.EXP_B, exponential_again(at, x)), s)
+    return Again(at(Site.EXP_B, exponential_again(at, x)), tanh)
 
 
 def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Again:
@@ -317,7 +353,7 @@ def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Again:
     Its events are not recorded here, since the forward recorded them.
     """
     at = replace(at, recorder=None)
-    s, c = capped(at, *_scores(at, scale, q, k, key_scales(at.ops, at.plan, k)))
+    s, c, tanh = capped(at, *_scores(at, scale, q, k, key_scales(at.ops, at.plan, k)))
     sink = sink_logit(at, c, q.shape[0])
     m_old = at.ops.xp.full((q.shape[0],), -math.inf) if sink is None else sink
     _, x, dm = exponents(at, c, m_old, s)
@@ -331,7 +367,7 @@ def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Again:
     share = (
         None if sink is None else at(Site.PSINK, at.ops.multiply(al, at(Site.INV, inverse(at, l))))
     )
-    return Again(_normalized(at, e, l), s, e, l, x, share)
+    return Again(_normalized(at, e, l), tanh, e, l, x, share)
 
 
 def backward_tile(at: Events, scale: float, x: Operands, sums: Sums) -> Sums:
@@ -371,7 +407,7 @@ def _score_gradients(
         ds = _score_gradient(at, scale, p if at.plan.ds_from_p else again.p, dp, delta)
     ds = register(at, Site.PD, ds)
     if at.plan.softcap:
-        ds = uncapped(at, ds, again.s)
+        ds = uncapped(at, ds, again.tanh)
     if at.plan.ds_apart:
         ds = _in_register(at, scale, ds, Site.SDS)
         return p, at(Site.DS, ds), at(Site.DSQ, at(Site.DSR, ds))

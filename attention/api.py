@@ -6,29 +6,29 @@ a multiple of G.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from roundscope.attention.alignment import Alignment
 from roundscope.attention.arguments import (
     check_forward_record,
     check_held_values,
     check_like_output,
     check_numbers,
     check_shapes,
-    is_traced,
     plan_given,
     plans_given,
     served_given,
 )
 from roundscope.attention.engines.protocol import Name as Engine
 from roundscope.attention.engines.protocol import differentiable, examining
-from roundscope.attention.events.recorder import Record, Seen
+from roundscope.attention.errors import NotFused
 from roundscope.attention.injection import Injection
+from roundscope.attention.inputs.alignment import Alignment
+from roundscope.attention.inputs.scales import check_scales_of_backward, scaled
 from roundscope.attention.places import check_forward
-from roundscope.attention.plans.checks import check_factors
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.recording import Record
 from roundscope.attention.settings import (
     Options,
     check_delta_error,
@@ -45,9 +45,12 @@ from roundscope.attention.settings import (
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.tiles.records import Gradients, Inputs, Residuals
-from roundscope.attention.trace.summary import Part, Trace, trace_of
-from roundscope.emu.arrays import Array, Result
+from roundscope.attention.trace.parts import Part
+from roundscope.attention.trace.summary import Trace, trace_of
+from roundscope.emu.arrays import Array, Result, is_traced
 from roundscope.emu.backends.ops import Array as CarrierArray
+from roundscope.events.plan import check_factors
+from roundscope.events.recorder import Seen
 
 if TYPE_CHECKING:
     from roundscope.attention.plans.traced import HeadPlans
@@ -110,6 +113,7 @@ def attend(
     softcap: float | None = None,
     sinks: Array | None = None,
     alignment: Alignment | None = None,
+    scales: Mapping[str, Array | float] | None = None,
 ) -> Result:
     """Return softmax(scale Q K^T) V, tile by tile, with every rounding that the plan names.
 
@@ -173,6 +177,16 @@ def attend(
             T > S, give 0. None (default) is "top-left" too, and `examine`, `error_budget` and the
             commands note then that nothing says how such a call is aligned. "pallas" runs
             "bottom-right" only where T is S.
+        scales: The scales of a call in FP8, by name. "descale_q", "descale_k" and "descale_v" are
+            what q, k and v are to be multiplied by: positive numbers, or arrays with one for each
+            key head, (G,) or (B, G), of which descale_q may also have one for each query head. The
+            plan's field `descales` says where they enter: in q, k and v, each product rounded to
+            binary32 (default; a KV cache that vLLM's Triton kernel dequantizes), or in the scores
+            and the output (FlashAttention-3, cuDNN), which "pallas" does not run and which has no
+            backward here. "scale_s" multiplies P before its cast, a power of two that replaces the
+            plan's `offset`, and "scale_o" the output before its cast; the output is then that of
+            the cast, and has no backward here either. All are rounded to binary32. They are data,
+            except scale_s.
 
     Returns:
         The output (B, T, N, Hv), a JAX array for the engines "xla" and "pallas", else a NumPy
@@ -208,6 +222,9 @@ def attend(
     check_shapes(q, k, v)
     like = plan_given(plan) if heads is None else plan_of_heads(heads, q, k, v, engine)
     like = served_given(like, window, softcap, sinks, q.shape[2])
+    if heads is not None and scales is not None:
+        raise ValueError("scales: a plan for each head takes none; give one plan")
+    like, q, k, v, factors = scaled(like, q, k, v, scales)
     options = Options(
         block_q=block_q,
         block_k=block_k,
@@ -233,7 +250,8 @@ def attend(
         if heads is not None
         else output_type(setup.plan, setup.inject, q, k, v)
     )
-    inputs = Inputs(q, k, v, mask, sinks)
+    inputs = Inputs(q, k, v, mask, sinks, *factors)
+    _check_factors(name, inputs)
     if name == "numpy" and not any(map(is_traced, inputs)):
         return _examine(setup, name, inputs, None).out.astype(dtype, copy=False)
     from roundscope.attention.differentiable import attend_jax
@@ -266,6 +284,7 @@ def examine(
     softcap: float | None = None,
     sinks: Array | None = None,
     alignment: Alignment | None = None,
+    scales: Mapping[str, Array | float] | None = None,
 ) -> Examined:
     """Run attention, with its backward if `do` is given, and return the results and their trace.
 
@@ -309,6 +328,10 @@ def examine(
     check_shapes(q, k, v)
     plans, many = plans_given(plan), not isinstance(plan, (Plan, str))
     plans = [served_given(p, window, softcap, sinks, q.shape[2]) for p in plans]
+    if many and scales is not None:
+        raise ValueError("scales: several plans take none; give a single plan")
+    plan, q, k, v, factors = scaled(plans[0], q, k, v, scales)
+    plans = [plan, *plans[1:]]
     options = Options(
         block_q=block_q,
         block_k=block_k,
@@ -329,7 +352,8 @@ def examine(
     notes = notes_of(setup, alignment, (q, k, v))
     if do is None:
         check_forward_record(setup.record)
-    inputs = Inputs(q, k, v, mask, sinks)
+    inputs = Inputs(q, k, v, mask, sinks, *factors)
+    _check_factors(name, inputs)
     inside = any(map(is_traced, (*inputs, do)))
     if name == "numpy" and inside:
         raise ValueError(
@@ -340,6 +364,7 @@ def examine(
         check_many(q, plans, setup.inject, name)
     if do is not None:
         check_like_output("do", do, (*q.shape[:3], v.shape[3]))
+        check_scales_of_backward(inputs)
     if name == "xla" and engine is None and not (many or inside):
         from roundscope.attention.engines import host
 
@@ -347,6 +372,12 @@ def examine(
             return replace(host.of_jax(_examine(setup, "numpy", inputs, do)), notes=notes)
     found = _examine(tuple(s for s, _ in setups) if many else setup, name, inputs, do)
     return replace(found, notes=notes)
+
+
+def _check_factors(engine: Engine, inputs: Inputs) -> None:
+    """Raise ValueError for factors of the scores or of the output where kernels are fused."""
+    if engine == "pallas" and (inputs.of_scores is not None or inputs.of_output is not None):
+        raise NotFused("scales: the fused kernel has no scale_o and no descales=products")
 
 
 def _examine(
@@ -357,7 +388,7 @@ def _examine(
     setup, plans = run.prepare(setups)
     if do is None:
         check_forward(setup.inject)
-    q, k, v, mask, sinks = given
+    q, k, v, mask, sinks, *of_heads = given
     dtype = result_type(q, k, v)
     b, (n, g) = q.shape[0], (q.shape[2], k.shape[2])
     parts: list[Part] = []
@@ -375,7 +406,8 @@ def _examine(
     own_q, own_k, own_v = rounded(Site.Q, q), rounded(Site.K, k), rounded(Site.V, v)
     own_do = None if do is None else rounded(Site.DO, do)
     sink = None if sinks is None else run.enter_sinks(sinks, b)
-    inputs = Inputs(own_q, own_k, own_v, mask_to_heads(setup, mask, b, n), sink)
+    factors = (None if x is None else run.enter_sinks(x, 1) for x in of_heads)
+    inputs = Inputs(own_q, own_k, own_v, mask_to_heads(setup, mask, b, n), sink, *factors)
     results, seen = run.forward(setup, inputs, plans)
     keep(n, seen["whole"], seen["tiles"])
     gradients: dict[str, Any] = dict.fromkeys(Gradients._fields)

@@ -5,7 +5,6 @@ Every error message names the argument, its value and how to fix it.
 
 import math
 import operator
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, get_args
@@ -13,12 +12,13 @@ from typing import Any, get_args
 import numpy as np
 
 from roundscope.attention.engines.protocol import Name
-from roundscope.attention.events.recorder import Record
 from roundscope.attention.grammar.injections import check_held
 from roundscope.attention.injection import Injection
 from roundscope.attention.plans.choices import Sinks
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.recording import Record
 from roundscope.attention.sites import BACKWARD
+from roundscope.emu.arrays import is_of_jax, is_traced
 from roundscope.emu.errors import unknown
 from roundscope.emu.numbers import as_float, check_array, is_known_number, is_known_whole
 from roundscope.emu.shown import shown
@@ -26,26 +26,6 @@ from roundscope.emu.shown import shown
 ROWS = 2**31  # of a tile, at most
 WIDEST = 8  # bytes of a number that enters exactly
 ENGINES = get_args(Name)
-
-
-class NotFused(ValueError):
-    """The fused kernels do not run a call, which the XLA engine runs.
-
-    Attributes:
-        reason: What they do not run.
-        joint: What stands between the reason and the other engine.
-    """
-
-    def __init__(self, reason: str, joint: str = "; ") -> None:
-        super().__init__(reason, joint)
-        self.reason, self.joint = reason, joint
-
-    def __str__(self) -> str:
-        return self.spelled("engine='xla'")
-
-    def spelled(self, other: str) -> str:
-        """Return the message, with the other engine as it is written where the caller is."""
-        return f"{self.reason}{self.joint}use {other}, which gives the same bits"
 
 
 def check_shapes(q: Any, k: Any, v: Any) -> None:
@@ -324,13 +304,3 @@ def mask_given(mask: Any) -> Any:
 
 def _is_of_torch(x: Any) -> bool:
     return type(x).__module__.partition(".")[0] == "torch"
-
-
-def is_traced(x: Any) -> bool:
-    """Return whether x is a traced array of JAX, which has a shape and a type but no values."""
-    return "jax" in sys.modules and isinstance(x, sys.modules["jax"].core.Tracer)
-
-
-def is_of_jax(x: Any) -> bool:
-    """Return whether x is a JAX array."""
-    return "jax" in sys.modules and isinstance(x, sys.modules["jax"].Array)

@@ -15,6 +15,7 @@ from roundscope.attention.arguments import check_like_output, check_shapes
 from roundscope.attention.engines import xla
 from roundscope.attention.engines.layout import SIXTEEN_BITS
 from roundscope.attention.engines.protocol import Differentiable, Plans
+from roundscope.attention.inputs.scales import check_scales_of_backward
 from roundscope.attention.plans.traced import HeadPlans
 from roundscope.attention.settings import mask_to_heads, result_type, setup_of_heads
 from roundscope.attention.sites import Site
@@ -69,20 +70,21 @@ def attend_jax(
     plans        a plan for each head as data, or None for the plan of the setup
     output       the dtype of the output
     inputs       q, k, v (B, T, N, H), (B, S, G, H) and (B, S, G, Hv); the mask as for `attend`, or
-                 None; and the sinks (N,) or None
+                 None; the sinks (N,) or None; and the factors of the scores and of the output,
+                 (B N,) or None
     delta_error  (B, T, N, Hv) or None: what the backward adds to the output that delta reads
     """
-    q, k, v, mask, sinks = inputs
+    q, k, v, mask, sinks, *factors = inputs
     dtype = result_type(q, k, v)
     with jax.enable_x64(dtype == jnp.float64 or bool(jax.config.read("jax_enable_x64"))):
         q, k, v = (_entering(jnp.asarray(x), dtype) for x in (q, k, v))
         error = None if delta_error is None else jnp.asarray(delta_error).astype(dtype)
-        sinks = None if sinks is None else jnp.asarray(sinks)
+        sinks, *factors = (None if x is None else jnp.asarray(x) for x in (sinks, *factors))
     each = None if plans is None else engine.by_head(setup, plans, q.shape[0])
     types = tuple(None if x is None else x.dtype for x in (q, k, v, sinks))
     call = _Call(engine=engine, setup=setup, types=types, output=output)
     masked = mask_to_heads(setup, mask, q.shape[0], q.shape[2])
-    return _attend(call, each, Inputs(q, k, v, masked, sinks), error)
+    return _attend(call, each, Inputs(q, k, v, masked, sinks, *factors), error)
 
 
 def _entering(x: Array, dtype: Any) -> Array:
@@ -106,7 +108,8 @@ def _forward(
     own = zip(blocks, inputs[:3], strict=True)
     q, k, v = (_rounded(call, site, x, block, plans) for (site, block), x in own)
     sinks = None if inputs.sink is None else engine.enter_sinks(inputs.sink, batch)
-    rounded = Inputs(q, k, v, inputs.mask, sinks)
+    factors = (None if x is None else engine.enter_sinks(x, 1) for x in inputs[5:])
+    rounded = Inputs(q, k, v, inputs.mask, sinks, *factors)
     results, _ = engine.forward(setup, rounded, plans)
     output: Any = engine.leave(results.out, batch, setup.queries, call.output)
     return output, _Kept(plans, error, engine.stored(setup, plans, Residuals(rounded, results)))
@@ -149,6 +152,7 @@ def _gradients(call: _Call, kept: _Kept, do: Array) -> tuple[Gradients, Array | 
     """
     engine, setup, plans, batch = call.engine, call.setup, kept.plans, do.shape[0]
     inputs, results = engine.loaded(kept.given)
+    check_scales_of_backward(inputs)
     read = results
     if kept.error is not None:  # the backward reads the output for delta alone
         read = xla.moved(setup, results, kept.error)

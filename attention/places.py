@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from roundscope.attention.events.recorder import Record
-from roundscope.attention.injection import FlipBit, Injection
+from roundscope.attention.injection import Injection
 from roundscope.attention.plans.choices import (
     BackwardExponent,
     CappedBy,
@@ -25,11 +24,14 @@ from roundscope.attention.plans.choices import (
 )
 from roundscope.attention.plans.forward import KEPT_LANES
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.recording import Record
 from roundscope.attention.sites import (
     BACKWARD,
     KEY_SITES,
+    OF_CAP_APART,
     OF_CHAIN,
     OF_KERNELS,
+    OF_NORMALIZED_LAST,
     OF_QUOTIENT,
     OF_SOFTCAP,
     ONCE,
@@ -39,6 +41,7 @@ from roundscope.attention.sites import (
     Site,
 )
 from roundscope.emu.sums.accumulator import Order
+from roundscope.events.injection import FlipBit
 
 
 class Sizes(NamedTuple):
@@ -145,6 +148,7 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
         Site.KM: plan.smoothed_keys,
         Site.KC: plan.scaled_keys,
         **dict.fromkeys((Site.BETA, Site.OA, Site.OT), plan.flushed_tiles > 0),
+        **dict.fromkeys(OF_NORMALIZED_LAST, plan.normalized_last),
         Site.SW: bool(plan.split_tiles),
         Site.SO: bool(plan.split_tiles),
         Site.DPQ: plan.dp_from_delta,
@@ -158,6 +162,7 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
         **dict.fromkeys(OF_QUOTIENT, quotient),
         **dict.fromkeys(OF_SOFTCAP, bool(plan.softcap)),
         **dict.fromkeys(OF_CHAIN, bool(plan.softcap) and plan.capped_by is CappedBy.CHAIN),
+        **dict.fromkeys(OF_CAP_APART, bool(plan.softcap) and plan.cap_apart),
         **dict.fromkeys((Site.SINK, Site.PSINK, Site.DSINK), plan.sinks is not Sinks.NONE),
         **dict.fromkeys((Site.SX, Site.SE, Site.SL), plan.sinks is Sinks.LAST),
     }
@@ -180,6 +185,7 @@ def _without(plan: Plan) -> dict[Site, str]:
     if plan.saved_p:
         instead |= dict.fromkeys((Site.S_B, Site.SCALED_B, Site.X_B, Site.EXP_B), "S, X or EXP")
         instead |= dict.fromkeys((Site.SS_B, Site.CAP_B, Site.TANH_B), "SS, CAP or TANH")
+        instead[Site.CT_B] = "CT"
     return instead
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roundscope.attention.alignment import Alignment, visible_keys
 from roundscope.attention.api import examine
 from roundscope.attention.arguments import (
     check_numbers,
@@ -17,10 +16,11 @@ from roundscope.attention.arguments import (
     served_given,
 )
 from roundscope.attention.engines.protocol import Name as Engine
-from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import Injection
+from roundscope.attention.inputs.alignment import Alignment, visible_keys
 from roundscope.attention.plans.choices import ScaleOfGradient
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.recording import Record
 from roundscope.attention.sites import Site
 from roundscope.emu.arrays import Array
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from roundscope.attention.alignment import Alignment, alignment_given, note_on, shift_of
 from roundscope.attention.arguments import (
     block_given,
     causal_given,
@@ -21,8 +20,6 @@ from roundscope.attention.arguments import (
     check_shapes,
     engine_given,
     injections_given,
-    is_of_jax,
-    is_traced,
     mask_given,
     plan_given,
     record_given,
@@ -31,8 +28,8 @@ from roundscope.attention.arguments import (
 )
 from roundscope.attention.engines.layout import SIXTEEN_BITS
 from roundscope.attention.engines.protocol import Name
-from roundscope.attention.events.recorder import Record
-from roundscope.attention.injection import FlipBit, Injection
+from roundscope.attention.injection import Injection
+from roundscope.attention.inputs.alignment import Alignment, alignment_given, note_on, shift_of
 from roundscope.attention.places import (
     Sizes,
     check_injection,
@@ -41,12 +38,14 @@ from roundscope.attention.places import (
     of_groups,
 )
 from roundscope.attention.plans.choices import DeltaFrom, Log2E
-from roundscope.attention.plans.half import note_on_types
+from roundscope.attention.plans.named import note_on_types
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.recording import Record
 from roundscope.attention.sites import BLOCK_AXIS, Axes, Site
 from roundscope.attention.tiles.loops import Setup
-from roundscope.emu.arrays import Array
+from roundscope.emu.arrays import Array, is_of_jax, is_traced
 from roundscope.emu.blocks.format import BlockFormat
+from roundscope.events.injection import FlipBit
 
 if TYPE_CHECKING:
     from roundscope.attention.plans.traced import HeadPlans
@@ -94,7 +93,7 @@ def setup_of(
         queries=q.shape[1],
         keys=k.shape[1],
         block_q=min(block_q, q.shape[1]),
-        block_k=_key_tile(plan, block_k, k.shape[1]),
+        block_k=min(block_k, k.shape[1]),
         heads=q.shape[2],
         key_heads=k.shape[2],
         scale=scale,
@@ -147,25 +146,6 @@ def _check_asked(setup: Setup, batch: int, features: tuple[int, int], has_mask: 
             raise ValueError(f"inject {error}") from None
     if setup.record is not None:
         check_record(setup.record, setup.plan)
-
-
-def _key_tile(plan: Plan, block_k: int, keys: int) -> int:
-    """Return the rows of a key tile: no more than there are keys, in whole tiles of the backward.
-
-    Raises ValueError for a tile that has no whole number of those.
-    """
-    own, block = plan.backward_keys, min(block_k, keys)
-    if not 0 < own < block:
-        return block
-    if block == keys:  # one tile, whose padding changes nothing
-        return -(-block // own) * own
-    if block % own:
-        raise ValueError(
-            f"block_k={block}: {plan.name} has tiles of {own} keys in the backward (backward_keys),"
-            f" of which a tile of the forward has a whole number; give {own}, a multiple of it, or"
-            " fewer"
-        )
-    return block
 
 
 def _check_key_scales(setup: Setup, features: int) -> None:

@@ -12,10 +12,10 @@ import jax
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from roundscope.attention.alignment import Alignment
 from roundscope.attention.api import attend
 from roundscope.attention.arguments import check_shapes, plan_given
 from roundscope.attention.engines.protocol import Name as Engine
+from roundscope.attention.inputs.alignment import Alignment
 from roundscope.attention.plans.plan import Plan
 from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.emu.shown import shown

@@ -7,7 +7,7 @@ plans, calls or tiles.
 
 from enum import StrEnum
 
-from roundscope.emu.errors import unknown
+from roundscope.events.sites import SiteBase
 
 
 class Axes(StrEnum):
@@ -29,7 +29,7 @@ class Axes(StrEnum):
     """One entry per feature of a key, (S, H)."""
 
 
-class Site(StrEnum):
+class Site(SiteBase):
     """One named rounding event of attention: a place of the algorithm where a result is rounded.
 
     A member is a string that equals its name (`Site.P == "P"`). A function that takes a site also
@@ -72,15 +72,10 @@ class Site(StrEnum):
     stream: int
     instead: str
 
-    def __new__(
-        cls, value: str, formula: str, axes: Axes, stage: str, stream: int, instead: str = ""
-    ) -> "Site":
-        self = str.__new__(cls, value)
-        self._value_ = value
-        self.formula, self.axes, self.stage, self.stream = formula, axes, stage, stream
-        self.instead = instead
-        self.__doc__ = f"{value}: {formula} ({axes}, {stage})."
-        return self
+    @property
+    def has_columns(self) -> bool:
+        """Whether the event has one entry per score, whose second index is that of a key."""
+        return self.axes is Axes.TS
 
     Q = "Q", "q", Axes.TH, "inputs", 0
     K = "K", "k", Axes.SH, "inputs", 1
@@ -94,6 +89,7 @@ class Site(StrEnum):
     SS = "SS", "scale S, before a softcap", Axes.TS, "forward", 70, "SCALED"
     CAP = "CAP", "SS / softcap", Axes.TS, "forward", 71, "SCALED"
     TANH = "TANH", "tanh(CAP)", Axes.TS, "forward", 72, "SCALED"
+    CT = "CT", "softcap TANH, a rounded score", Axes.TS, "forward", 104, "SCALED"
     SINK = "SINK", "the sink, in the units of m", Axes.T, "forward", 73, "M"
     SCALED = "SCALED", "scale S, or softcap TANH", Axes.TS, "forward", 5
     LS = "LS", "log2 e SCALED", Axes.TS, "forward", 37, "SCALED"
@@ -121,6 +117,8 @@ class Site(StrEnum):
     SE = "SE", "exp(SX)", Axes.T, "forward", 75, "L"
     SL = "SL", "l + SE", Axes.T, "forward", 76, "L"
     INV = "INV", "1 / l", Axes.T, "forward", 18
+    IA = "IA", "INV ALPHA, of the last key tile", Axes.T, "forward", 106, "INV"
+    IO = "IO", "IA O, without the last key tile", Axes.TH, "forward", 107, "OUT"
     OI = "OI", "O INV in a register", Axes.TH, "forward", 44, "OUT"
     OUT = "OUT", "O INV", Axes.TH, "forward", 19
     MS = "MS", "m as it is kept", Axes.T, "forward", 53, "M"
@@ -136,6 +134,7 @@ class Site(StrEnum):
     SS_B = "SS_B", "scale S_B, before a softcap", Axes.TS, "backward", 77, "SCALED_B"
     CAP_B = "CAP_B", "SS_B / softcap", Axes.TS, "backward", 78, "SCALED_B"
     TANH_B = "TANH_B", "tanh(CAP_B)", Axes.TS, "backward", 79, "SCALED_B"
+    CT_B = "CT_B", "softcap TANH_B, a rounded score", Axes.TS, "backward", 105, "SCALED_B"
     TT = "TT", "TANH_B^2", Axes.TS, "backward", 92, "DS"
     DTANH = "DTANH", "1 - TT", Axes.TS, "backward", 80, "DS"
     KC = "KC", "scale log2 e k, the keys of S_B and DQ", Axes.SH, "backward", 95, "K"
@@ -219,11 +218,15 @@ SPECIAL_IF_MISSING = RESCALES | _named("EXP P EXP_B P_B PD DS")
 # binary32 registers that are cast to a result or an operand, in plans with `registers`
 REGISTERS = _named("EI OI PDP PD PDQ SDQ SDK SDKH")
 
-# events of calls with a softcap (OF_SOFTCAP), of those with capped_by=chain (OF_CHAIN), and of
-# calls with sinks (OF_SINKS)
+# events of calls with a softcap (OF_SOFTCAP), of those with capped_by=chain (OF_CHAIN) and with
+# cap_apart=true (OF_CAP_APART), and of calls with sinks (OF_SINKS)
 OF_SOFTCAP = _named("SS CAP TANH SS_B CAP_B TANH_B TT DTANH DSC DCAP")
 OF_CHAIN = _named("DCT DCQ")
+OF_CAP_APART = _named("CT CT_B")
 OF_SINKS = _named("SINK SX SE SL PSINK DSINK")
+
+# events of plans with `normalized_last`
+OF_NORMALIZED_LAST = _named("IA IO")
 
 # events of plans that compute dS by the quotient rule
 OF_QUOTIENT = _named("LL INV2 DPL2 DPL")
@@ -270,9 +273,4 @@ def site_named(name: Site | str) -> Site:
     Raises:
         ValueError: There is no such site. The message names the nearest one.
     """
-    if isinstance(name, Site):
-        return name
-    try:
-        return Site[name.upper() if isinstance(name, str) else ""]
-    except KeyError:
-        raise ValueError(unknown("site", name, [s for s in Site if s not in OF_KERNELS])) from None
+    return Site.named(name)

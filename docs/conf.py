@@ -25,7 +25,7 @@ os.environ["PYTHONSTARTUP"] = str(Path(__file__).parent / "_ext" / "startup.py")
 
 def digest_of_sources() -> str:
     """Return a digest of the package's source, without which stored outputs could be stale."""
-    folders = ("emu", "attention", "tools", "experiments", "roundscope")
+    folders = ("emu", "events", "attention", "operations", "tools", "experiments", "roundscope")
     files = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 

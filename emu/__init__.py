@@ -19,9 +19,11 @@ and return tensors of the same device. Importing `emu` imports neither numba, ja
 """
 
 from roundscope.emu.api import dot, error_of, exp, round_to, round_with_stats, stats_of, sum, ulp_of
-from roundscope.emu.blocks.api import Blocked, from_blocks, round_blocks, to_blocks
+from roundscope.emu.blocks.api import from_blocks, round_blocks, to_blocks
+from roundscope.emu.blocks.blocked import Blocked
 from roundscope.emu.blocks.codes import Codes, blocked_of, codes_of, pack, unpack
-from roundscope.emu.blocks.format import BLOCK_NAMED, INT8, BlockFormat, ScaleRule, block_format
+from roundscope.emu.blocks.format import BLOCK_NAMED, INT8, BlockFormat, block_format
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.blocks.stats import BlockStats, block_stats, distinct_elements
 from roundscope.emu.explanation.one_rounding import explain
 from roundscope.emu.formats.format import NAMED, Format, format_named

@@ -1,27 +1,40 @@
 """The functions of `emu` for arrays of numbers: rounding, sums of products, exp and statistics.
 
 There is one set of functions for NumPy arrays, which Numba kernels compute, and for JAX arrays,
-which XLA computes; both give the same bits. Tensors of PyTorch enter as one or the other
-(`emu.tensors`). Each executor is imported when it is first used, so `import roundscope.emu` loads
-neither numba nor jax.
+which XLA computes (`emu.libraries`); both give the same bits. Tensors of PyTorch enter as one or
+the other (`emu.tensors`).
 """
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from roundscope.emu.arrays import Array, ArrayLike, Result
-from roundscope.emu.backends.ops import ANY_PRODUCT, Ops
+from roundscope.emu.arrays import ArrayLike, Result
+from roundscope.emu.backends.ops import ANY_PRODUCT
 from roundscope.emu.backends.ops import Array as AnyArray
+from roundscope.emu.blocks.blocked import Blocked
+from roundscope.emu.blocks.dot import dot_blocks
 from roundscope.emu.blocks.layout import axis_of
 from roundscope.emu.formats.format import Format
 from roundscope.emu.formats.spacing import spacing
+from roundscope.emu.libraries import (
+    check_out,
+    float_array,
+    is_jax,
+    library_of,
+    narrowed,
+    numpy_array,
+    ops_of,
+    random_integers,
+    run_program,
+    sum_by,
+    wide_types,
+    widened,
+)
 from roundscope.emu.numbers import check_array, check_whole
 from roundscope.emu.roundings.modes import (
     BINARY32,
@@ -32,15 +45,17 @@ from roundscope.emu.roundings.modes import (
     rounding,
     without_saturation,
 )
-from roundscope.emu.roundings.random import event_bits
 from roundscope.emu.shown import shown
 from roundscope.emu.stats.classify import COUNTS, SUMS
 from roundscope.emu.stats.summary import Stats
-from roundscope.emu.sums.accumulator import Accumulator, accumulate, check_accumulator
-from roundscope.emu.tensors import is_tensor, takes_tensors
-
-if TYPE_CHECKING:
-    from roundscope.emu.blocks.api import Blocked
+from roundscope.emu.sums.accumulator import (
+    Accumulator,
+    Steps,
+    accumulate,
+    check_accumulator,
+    stochastic_step,
+)
+from roundscope.emu.tensors import takes_tensors
 
 _BINARY32 = Accumulator()
 
@@ -104,24 +119,23 @@ def round_to(
         [1.0, 0.09375, 288.0]
     """
     r = rounding(format, mode, overflow=overflow, nan=nan, seed=seed)
-    numbers = _carrier(x)
+    numbers = float_array(x)
     _check_fits(numbers, r)
     _check_first(first)
-    if _is_jax(numbers):
+    if is_jax(numbers):
         if out is not None:
             raise ValueError("out: JAX arrays are immutable; leave it out")
-        rounded: Array = _program(_round_jax, numbers, r.seed, first, r=replace(r, seed=0))
-        return rounded
-    _check_out(out, numbers)
+        return run_program(_round_jax, numbers, r.seed, first, r=replace(r, seed=0))
+    check_out(out, numbers)
     from roundscope.emu.backends.numba import rounding as kernels
 
-    return kernels.round_array(numbers, r, _random(numbers, r, r.seed, first), out)
+    return kernels.round_array(numbers, r, random_integers(numbers, r, r.seed, first), out)
 
 
 def _round_jax(x: AnyArray, seed: Any, first: Any, *, r: Rounding) -> AnyArray:
     from roundscope.emu.backends.xla.rounding import round_array
 
-    return round_array(x, r, _random(x, r, seed, first))
+    return round_array(x, r, random_integers(x, r, seed, first))
 
 
 def _check_fits(x: AnyArray, r: Rounding) -> None:
@@ -136,7 +150,7 @@ def _check_first(first: Any) -> None:
     accepted, since its number may not be known yet while a program is traced.
     """
     check_array("first", first)
-    if _is_jax(first):
+    if is_jax(first):
         return
     check_whole(
         "first", first, "it is the index of x's first number in the random stream, 0 by default"
@@ -144,23 +158,8 @@ def _check_first(first: Any) -> None:
     if not 0 <= first < 2**63:
         raise ValueError(
             f"first={shown(first)}: the index of x's first number in the random stream counts"
-            " from 0,"
-            " to 2^63 - 1"
+            " from 0, to 2^63 - 1"
         )
-
-
-def _check_out(out: Any, x: AnyArray) -> None:
-    """Raise TypeError or ValueError if `out` cannot hold the result of an array like x."""
-    if out is not None and not isinstance(out, np.ndarray):
-        raise TypeError(
-            f"out: a {type(out).__name__}, must be an array as x; numpy.empty_like(x) makes one"
-        )
-    if type(out) not in (np.ndarray, np.memmap, type(None)):  # one with a reshape of its own
-        raise TypeError(f"out: a {type(out).__name__}, must be a plain array; numpy.asarray(out)")
-    if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
-        raise ValueError(f"out: {out.dtype}{out.shape}, must be {x.dtype}{x.shape} as x")
-    if out is not None and not out.flags.writeable:
-        raise ValueError("out: is read-only; give an array that can be written, such as a copy")
 
 
 @takes_tensors
@@ -201,24 +200,24 @@ def round_with_stats(
         >>> int(stats.inexact), int(stats.overflow), int(stats.place)
         (2, 1, 2)
     """
-    numbers = _carrier(x)
+    numbers = float_array(x)
     r = rounding(format, mode, **policies)
     if (
-        _is_jax(numbers)
+        is_jax(numbers)
         or numbers.dtype != np.float32
         or not r.format.fits_binary32
         or not numbers.size
     ):
         y = round_to(numbers, r, out=out)
         return y, stats_of(numbers, y, r.format)
-    _check_out(out, numbers)
+    check_out(out, numbers)
     if out is not None and not out.flags.c_contiguous:
         raise ValueError(
             f"out: {out.dtype}{out.shape}, must be a contiguous {numbers.dtype}{numbers.shape} as x"
         )
     from roundscope.emu.backends.numba.stats import rounded_with_stats
 
-    return rounded_with_stats(numbers, r, _random(numbers, r, r.seed, 0), out)
+    return rounded_with_stats(numbers, r, random_integers(numbers, r, r.seed, 0), out)
 
 
 @takes_tensors
@@ -255,24 +254,17 @@ def error_of(
         >>> emu.error_of(np.array([1.0, 1.00390625, 1.01171875]), "bf16").tolist()
         [0.0, -0.00390625, 0.00390625]
     """
-    numbers = _carrier(x)
+    numbers = float_array(x)
     rounded = round_to(numbers, format, mode, **policies)
-    is_plain = not _is_jax(numbers) or numbers.dtype == np.float64
-    if not is_plain:
-        between: Array = _program(_difference, rounded, numbers)
-        return between
+    if is_jax(numbers) and numbers.dtype != np.float64:
+        return run_program(_difference, rounded, numbers)
     with np.errstate(all="ignore"):  # inf - inf
-        error: Array = rounded - numbers
-        return error
+        return rounded - numbers
 
 
 def _difference(y: AnyArray, x: AnyArray) -> AnyArray:
-    import jax
-
-    with jax.enable_x64(
-        True
-    ):  # the difference may be subnormal, which float arithmetic on CPU would flush
-        return _leave(_ops(x), _enter(y) - _enter(x), x.dtype)
+    with wide_types(x):  # a CPU would flush a subnormal difference of float32 numbers
+        return narrowed(ops_of(x), widened(y) - widened(x), x.dtype)
 
 
 @takes_tensors
@@ -301,14 +293,13 @@ def ulp_of(x: ArrayLike, format: str | Format) -> Result:
         [0.0009765625, 0.0625, 5.960464477539063e-08]
     """
     f = rounding(format).format
-    numbers = _carrier(x)
-    ulps: Array = _program(_spacing, numbers, f=f) if _is_jax(numbers) else _spacing(numbers, f=f)
-    return ulps
+    numbers = float_array(x)
+    return run_program(_spacing, numbers, f=f) if is_jax(numbers) else _spacing(numbers, f=f)
 
 
 def _spacing(x: AnyArray, *, f: Format) -> AnyArray:
-    with _wide(x):
-        ops, wide = _ops(x), _enter(x)
+    with wide_types(x):
+        ops, wide = ops_of(x), widened(x)
         return ops.xp.where(ops.xp.isfinite(wide), spacing(ops, wide, f), np.nan)
 
 
@@ -351,26 +342,24 @@ def exp(
         [1.0, 2.71875, 0.3671875]
     """
     r = rounding(format, mode, seed=seed)
-    numbers = _carrier(x)
+    numbers = float_array(x)
     _check_fits(numbers, r)
     _check_first(first)
-    power: Array = (
-        _program(_exp, numbers, r.seed, first, r=replace(r, seed=0))
-        if _is_jax(numbers)
+    return (
+        run_program(_exp, numbers, r.seed, first, r=replace(r, seed=0))
+        if is_jax(numbers)
         else _exp(numbers, r.seed, first, r=r)
     )
-    return power
 
 
 def _exp(x: AnyArray, seed: Any, first: Any, *, r: Rounding) -> AnyArray:
     from roundscope.emu.functions import whole_exp
 
-    with _wide(x):
-        ops, wide = _ops(x), _enter(x)
-        y = ops.round(
-            whole_exp(ops, wide, to_odd=not r.format.is_binary64), r, _random(x, r, seed, first)
-        )
-        return _leave(ops, y, x.dtype) if _is_jax(x) else y.astype(x.dtype)
+    with wide_types(x):
+        ops, wide = ops_of(x), widened(x)
+        y = whole_exp(ops, wide, to_odd=not r.format.is_binary64)
+        y = ops.round(y, r, random_integers(x, r, seed, first))
+        return narrowed(ops, y, x.dtype) if is_jax(x) else y.astype(x.dtype)
 
 
 @takes_tensors
@@ -418,8 +407,6 @@ def dot(
         >>> emu.dot(a, b, emu.Accumulator(order="exact")).item() - 1.0 == 2.0**-23
         True
     """
-    from roundscope.emu.blocks.api import Blocked
-
     check_accumulator(accumulator)
     if steps is not None and not isinstance(steps, list):
         raise TypeError(
@@ -427,11 +414,8 @@ def dot(
         )
     _check_init(init)
     if isinstance(a, Blocked) or isinstance(b, Blocked):
-        from roundscope.emu.blocks.dot import dot_blocks
-
-        total: Array = dot_blocks(a, b, accumulator, init, steps)
-        return total
-    x, y = _carrier(a, "a"), _carrier(b, "b")
+        return dot_blocks(a, b, accumulator, init, steps)
+    x, y = float_array(a, "a"), float_array(b, "b")
     if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[0]:
         raise ValueError(f"a, b: shapes {x.shape} and {y.shape}, must be (T, K) and (K, N)")
     if accumulator.alignment is not None:
@@ -441,10 +425,9 @@ def dot(
     if init is not None and tuple(np.shape(init)) != shape:
         raise ValueError(f"init: shape {np.shape(init)}, must be {shape}")
 
-    start = init if init is None or _is_jax(init) else np.asarray(init)
-    on_jax = _is_jax(x) or _is_jax(y)
-    total = _added(_dot, on_jax, steps, x, y, start, accumulator=accumulator)
-    return total
+    start = init if init is None or is_jax(init) else np.asarray(init)
+    on_jax = is_jax(x) or is_jax(y)
+    return sum_by(_dot, on_jax, steps, x, y, start, accumulator=accumulator)
 
 
 def _check_init(init: Any) -> None:
@@ -452,50 +435,25 @@ def _check_init(init: Any) -> None:
     check_array("init", init)
     if init is None:
         return
-    dtype = init.dtype if _is_jax(init) else _array(init, "init").dtype
+    dtype = init.dtype if is_jax(init) else numpy_array(init, "init").dtype
     if dtype.kind not in "iub" and "float" not in str(dtype):
         raise TypeError(
             f"init: dtype {dtype}, must be a float array; convert with init.astype('float64')"
         )
 
 
-def _added(
-    f: Any,
-    on_jax: bool,
-    steps: list[tuple[AnyArray, AnyArray]] | None,
-    *operands: Any,
-    accumulator: Accumulator,
-) -> AnyArray:
-    """Return the sum that f computes from the operands; under JAX, in one compiled program.
-
-    If `steps` is a list, it receives the additions.
-    """
-    if on_jax:
-        total, kept = _program(f, *operands, accumulator=accumulator, keep=steps is not None)
-    else:
-        with np.errstate(all="ignore"):  # overflow and inf - inf are results
-            total, kept = f(*operands, accumulator=accumulator, keep=steps is not None)
-    if steps is not None:
-        steps.extend(kept)
-    return total
-
-
 def _dot(
     a: AnyArray, b: AnyArray, init: AnyArray | None, *, accumulator: Accumulator, keep: bool
-) -> tuple[AnyArray, list[tuple[AnyArray, AnyArray]] | None]:
+) -> tuple[AnyArray, Steps | None]:
     """Return the sum, and a list of (before, after) of each addition, or None unless `keep`."""
-    ops, r, step = _ops(a), accumulator.step, None
-    start = ops.xp.zeros((a.shape[0], b.shape[1])) if init is None else _enter(ops.xp.asarray(init))
-    if r.mode is RoundingMode.STOCHASTIC:
-        rows, columns = ops.xp.arange(a.shape[0])[:, None], ops.xp.arange(b.shape[1])
-
-        def step(k: Any, total: AnyArray) -> AnyArray:
-            return ops.round(total, r, event_bits(ops.xp, r.seed, 0, rows, columns, k + 1))
-
+    ops = ops_of(a)
+    xp = ops.xp
+    start = xp.zeros((a.shape[0], b.shape[1])) if init is None else widened(xp.asarray(init))
+    step = stochastic_step(ops, accumulator.step, start.shape)
     is_binary32 = a.dtype == b.dtype == np.float32 and init is None
     bits = 2 * BINARY32.format.precision if is_binary32 else ANY_PRODUCT
-    steps: list[tuple[AnyArray, AnyArray]] | None = [] if keep else None
-    return accumulate(ops, accumulator, _enter(a).T, _enter(b), start, step, steps, bits), steps
+    steps: Steps | None = [] if keep else None
+    return accumulate(ops, accumulator, widened(a).T, widened(b), start, step, steps, bits), steps
 
 
 def _checked(name: str, x: AnyArray, f: Format) -> None:
@@ -503,7 +461,7 @@ def _checked(name: str, x: AnyArray, f: Format) -> None:
 
     JAX arrays are not checked, since their numbers may not be known yet.
     """
-    if _is_jax(x):
+    if is_jax(x):
         return
     held = round_to(x, without_saturation(rounding(f)))  # infinities stay if the format has them
     wrong = np.flatnonzero((held != x) & ~np.isnan(x))
@@ -540,7 +498,7 @@ def sum(x: ArrayLike, accumulator: Accumulator = _BINARY32, axis: int = -1) -> R
         >>> emu.sum(x, emu.Accumulator(step=emu.BF16)).tolist()  # stops at 256: 256 + 1 is a tie
         [256.0, 256.0]
     """
-    numbers = _carrier(x)
+    numbers = float_array(x)
     check_accumulator(accumulator)
     moved = _last(numbers, axis_of(numbers.shape, axis))
     rows = moved.reshape(math.prod(moved.shape[:-1]), moved.shape[-1])
@@ -574,122 +532,22 @@ def stats_of(before: ArrayLike, after: ArrayLike, format: str | Format) -> Stats
         (3, 1, 1, 0.5)
     """
     f = rounding(format).format
-    x, y = _carrier(before, "before"), _carrier(after, "after")
-    if _is_jax(x) != _is_jax(y):
+    x, y = float_array(before, "before"), float_array(after, "after")
+    if is_jax(x) != is_jax(y):
         x, y = np.asarray(x), np.asarray(y)
     if x.shape != y.shape:
         raise ValueError(f"after: shape {y.shape}, must be that of before, {x.shape}")
     if not x.size:
         return Stats.of(np.zeros(len(COUNTS), np.int64), np.zeros(len(SUMS)), 0.0, -1)
-    return Stats.of(*(_program(_stats, x, y, f=f) if _is_jax(x) else _stats(x, y, f=f)))
+    return Stats.of(*(run_program(_stats, x, y, f=f) if is_jax(x) else _stats(x, y, f=f)))
 
 
 def _stats(x: AnyArray, y: AnyArray, *, f: Format) -> tuple[AnyArray, ...]:
-    with _wide(x):
-        a, b = _enter(x).reshape(1, -1), _enter(y).reshape(1, -1)
-        return tuple(_ops(x).stats([(a, b, f, _library(x).ones(a.shape, bool))])[0][:4])
-
-
-def _is_jax(x: Any) -> bool:
-    return "jax" in sys.modules and isinstance(x, sys.modules["jax"].Array)
-
-
-def _program(f: Any, /, *arrays: Any, **fixed: Any) -> Any:
-    """Return f(*arrays, **fixed) on JAX arrays, run as one compiled program."""
-    from roundscope.emu.backends.xla.rounding import run
-
-    return run(f, *arrays, **fixed)
-
-
-def _wide(x: AnyArray) -> Any:
-    """Return a context in which JAX has 64-bit types, and NumPy reports no errors.
-
-    Infinities, NaN, zeros and subnormal numbers are results here, whatever `numpy.seterr` says.
-    """
-    return sys.modules["jax"].enable_x64(True) if _is_jax(x) else np.errstate(all="ignore")
-
-
-def _library(x: AnyArray) -> Any:
-    """Return the module of x's library that has NumPy's function names: numpy or jax.numpy."""
-    return importlib.import_module("jax.numpy") if _is_jax(x) else np
-
-
-def _array(x: Any, name: str) -> np.ndarray:
-    """Return an argument as a NumPy array; raise TypeError for nested lists of unequal lengths."""
-    try:
-        return np.asarray(x)
-    except ValueError:
-        raise TypeError(
-            f"{name}: a {type(x).__name__} of rows of several lengths, must be an array of floats"
-        ) from None
-
-
-def _carrier(x: Any, name: str = "x") -> AnyArray:
-    """Return x as a float32 or float64 array; narrower floats become float32, exactly.
-
-    Anything else raises TypeError; `name` is the argument's name in the message.
-    """
-    if is_tensor(x):
-        raise TypeError(
-            f"{name}: a PyTorch tensor, which this function does not take; {name}.detach().float()"
-            ".cpu().numpy() makes an array of it, exactly"
-        )
-    check_array(name, x)
-    if not _is_jax(x):
-        x = _array(x, name)
-    if x.dtype in (np.float32, np.float64):
-        return x
-    if x.dtype.kind in "iu" and x.ndim == 0:
-        return np.asarray(float(x))
-    if "float" not in str(x.dtype) or x.dtype.itemsize > 4:
-        raise TypeError(
-            f"{name}: dtype {x.dtype}, must be a float array; convert with {name}.astype('float32')"
-        )
-    return x.astype(np.float32)
-
-
-def _ops(x: AnyArray) -> Ops:
-    if _is_jax(x):
-        from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
-
-        return xla_ops(opaque_zero(x))
-    from roundscope.emu.backends.numba.ops import numpy_ops
-
-    return numpy_ops()
-
-
-def _enter(x: AnyArray) -> AnyArray:
-    """Return x in float64, exactly; for JAX arrays, 64-bit types must be enabled."""
-    if _is_jax(x):
-        from roundscope.emu.backends.xla.rounding import widen
-
-        return x if x.dtype == np.float64 else widen(x)
-    return x.astype(np.float64)
-
-
-def _leave(ops: Ops, y: AnyArray, dtype: Any) -> AnyArray:
-    """Return a float64 JAX array in the given dtype, by one rounding if that is float32.
-
-    64-bit types must be enabled.
-    """
-    from roundscope.emu.backends.xla.rounding import narrow
-
-    return y if dtype == np.float64 else narrow(ops.round(y, BINARY32, None))
+    with wide_types(x):
+        a, b = widened(x).reshape(1, -1), widened(y).reshape(1, -1)
+        return tuple(ops_of(x).stats([(a, b, f, library_of(x).ones(a.shape, bool))])[0][:4])
 
 
 def _last(x: AnyArray, axis: int) -> AnyArray:
     """Return x with one axis moved to the end."""
     return x.transpose([*(n for n in range(x.ndim) if n != axis), axis])
-
-
-def _random(x: AnyArray, r: Rounding, seed: Any, first: Any) -> AnyArray | None:
-    """Return the random integers that round x, or None outside the stochastic mode.
-
-    They belong to stream 0. The coordinates of a number are the two 32-bit words of its flat index.
-    """
-    if r.mode is not RoundingMode.STOCHASTIC:
-        return None
-    with _wide(x):
-        xp = _library(x)
-        index = first + xp.arange(x.size, dtype=xp.int64)
-        return event_bits(xp, seed, 0, index >> 32, index & 0xFFFF_FFFF).reshape(x.shape)

@@ -8,6 +8,7 @@ belongs to whichever library runs it; its type there is `roundscope.emu.backends
 is Any too.
 """
 
+import sys
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 if TYPE_CHECKING:
@@ -20,3 +21,13 @@ if TYPE_CHECKING:
 Array: TypeAlias = Union["np.ndarray[Any, Any]", "jax.Array"]
 ArrayLike: TypeAlias = Union["npt.ArrayLike", "jax.Array", "torch.Tensor"]
 Result: TypeAlias = Any
+
+
+def is_traced(x: Any) -> bool:
+    """Return whether x is a traced array of JAX, which has a shape and a type but no values."""
+    return "jax" in sys.modules and isinstance(x, sys.modules["jax"].core.Tracer)
+
+
+def is_of_jax(x: Any) -> bool:
+    """Return whether x is a JAX array."""
+    return "jax" in sys.modules and isinstance(x, sys.modules["jax"].Array)

@@ -4,10 +4,11 @@
     out = rs.attend(q, k, v, plan="fa2-bf16")
 
 Re-exports the public API: `roundscope.emu` is the arithmetic, `roundscope.attention` the emulated
-attention, `roundscope.tools` the commands, `roundscope.experiments` trainings and studies,
-`roundscope.torch`, `roundscope.jax` and `roundscope.flax` are for models of these libraries. Names
-are imported when they are first used, so `import roundscope` loads neither jax, numba nor torch:
-nor anything that takes time, since Ctrl-C has no effect of our own before `roundscope.__main__`.
+attention, `roundscope.operations` the other operations of a transformer step, `roundscope.tools`
+the commands, `roundscope.experiments` trainings and studies, `roundscope.torch`, `roundscope.jax`
+and `roundscope.flax` are for models of these libraries. Names are imported when they are first
+used, so `import roundscope` loads neither jax, numba nor torch: nor anything that takes time, since
+Ctrl-C has no effect of our own before `roundscope.__main__`.
 """
 
 TYPE_CHECKING = False  # as in typing, which is not loaded yet
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_PACKAGES = ("attention", "emu")
+_PACKAGES = ("attention", "emu", "operations")
 _ADAPTERS = ("flax", "jax", "torch")  # need libraries that may be missing, so * has none of them
 _OF_ATTENTION = (
     "PRESETS",
@@ -34,6 +35,7 @@ _OF_ATTENTION = (
     "FlipBit",
     "Injection",
     "Noise",
+    "Packed",
     "Plan",
     "Record",
     "SetTo",
@@ -42,9 +44,12 @@ _OF_ATTENTION = (
     "Stabilizer",
     "Trace",
     "attend",
+    "attend_packed",
     "error_budget",
     "examine",
     "head_plans",
+    "packed_sequences",
+    "plan_of_call",
     "reseeded",
     "rotated",
     "row_sums",

@@ -82,7 +82,17 @@ def test_links_lead_somewhere(path):
 
 def test_pages_that_the_sources_name_exist():
     """A message that sends a user to a page of an older version."""
-    folders = ("emu", "attention", "tools", "experiments", "roundscope", "tests", "docs/_ext")
+    folders = (
+        "emu",
+        "events",
+        "attention",
+        "operations",
+        "tools",
+        "experiments",
+        "roundscope",
+        "tests",
+        "docs/_ext",
+    )
     files = [p for folder in folders for p in (ROOT / folder).rglob("*.py")]
     files += [ROOT / "Makefile", ROOT / "pyproject.toml", *TEXTS]
     missing = {
@@ -164,7 +174,7 @@ def test_lists_of_attributes_name_what_their_classes_have():
     anew, so that a word of a sentence stands where a name was.
     """
     lists, wrong = 0, []
-    folders = ("emu", "attention", "tools", "experiments")
+    folders = ("emu", "events", "attention", "operations", "tools", "experiments")
     for path in (p for folder in folders for p in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef) and (names := _listed(ast.get_docstring(node) or "")):

@@ -1,18 +1,25 @@
-"""The house: emu <- attention <- tools <- experiments, and nothing heavy behind a light import."""
+"""The layers, from emu up to experiments; no modules that import each other in a circle; nothing
+heavy behind a light import.
+"""
 
 import ast
 import subprocess
 import sys
 from pathlib import Path
 
+import grimp
+import numpy as np
 import pytest
+from scipy.sparse.csgraph import connected_components
 
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
     "emu": {"emu"},
-    "attention": {"emu", "attention"},
-    "tools": {"emu", "attention", "tools"},
-    "experiments": {"emu", "attention", "tools", "experiments"},
+    "events": {"emu", "events"},
+    "attention": {"emu", "events", "attention"},
+    "operations": {"emu", "events", "attention", "operations"},
+    "tools": {"emu", "events", "attention", "operations", "tools"},
+    "experiments": {"emu", "events", "attention", "operations", "tools", "experiments"},
 }
 OURS = {*MAY_IMPORT, "tests"}
 
@@ -38,6 +45,60 @@ def test_imports_go_one_way(layer):
     assert files
     for path in files:
         assert imported(path) & OURS <= MAY_IMPORT[layer], path
+
+
+def circles(package: str) -> str:
+    """The groups of modules of a package that import each other in circles, and the lines that do,
+    at the start of a module or inside a function; imports for annotations alone do not count.
+    """
+    graph = grimp.build_graph(package, exclude_type_checking_imports=True, cache_dir=None)
+    modules = sorted(graph.modules)
+    imported = {module: graph.find_modules_directly_imported_by(module) for module in modules}
+    matrix = np.array([[other in imported[module] for other in modules] for module in modules])
+    _, group = connected_components(matrix, connection="strong")
+    lines = []
+    for n in np.flatnonzero(np.bincount(group) > 1):
+        own = [modules[i] for i in np.flatnonzero(group == n)]
+        lines.append(f"{len(own)} modules import each other in circles: {' '.join(own)}")
+        lines += [
+            f"  {x['importer']}:{x['line_number']}: {x['line_contents']}"
+            for module in own
+            for other in sorted(imported[module] & {*own})
+            for x in graph.get_import_details(importer=module, imported=other)
+        ]
+    return "\n".join(lines)
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Files of which none can be read or moved without the others, hidden by an import inside a
+    function.
+    """
+    if found := circles("roundscope"):
+        pytest.fail(found, pytrace=False)
+
+
+def test_circles_are_found(tmp_path, monkeypatch):
+    """A check that finds no circle anywhere, or one where a module is imported from outside the
+    circle, or imports the other only for its annotations.
+    """
+    package = tmp_path / "planted_circle"
+    package.mkdir()
+    for name, text in {
+        "__init__": "",
+        "first": "import planted_circle.second\n",
+        "second": "def f():\n    from planted_circle import first\n",
+        "third": "import planted_circle.second\n",
+        "fourth": "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n"
+        "    import planted_circle.fifth\n",
+        "fifth": "import planted_circle.fourth\n",
+    }.items():
+        (package / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert circles("planted_circle").splitlines() == [
+        "2 modules import each other in circles: planted_circle.first planted_circle.second",
+        "  planted_circle.first:1: import planted_circle.second",
+        "  planted_circle.second:2: from planted_circle import first",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention.api import Examined, examine
-from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import Injection
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.recording import Record
 from roundscope.emu.roundings.modes import RoundingMode
 
 RESULTS = ("out", "lse", "delta", "dq", "dk", "dv", "dsinks")

@@ -30,14 +30,15 @@ from roundscope.attention.budget.parts import (
     without,
 )
 from roundscope.attention.budget.table import ErrorBudget, Line
-from roundscope.attention.events.recorder import Record
-from roundscope.attention.injection import AddUlps, FlipBit, Injection, Noise
-from roundscope.attention.plans.half import fitting, note_on_types
+from roundscope.attention.injection import Injection
+from roundscope.attention.plans.named import fitting, note_on_types
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.recording import Record
 from roundscope.emu.arrays import Array
 from roundscope.emu.numbers import check_whole
 from roundscope.emu.shown import shown
 from roundscope.emu.stats.comparison import gain, relative_rms
+from roundscope.events.injection import AddUlps, FlipBit, Noise
 
 SMALL = 0.01  # share of the squared error below which parts stay together in one line
 NEGLIGIBLE = 1e-4  # share below which nothing is measured without a part

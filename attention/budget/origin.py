@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.attention.alignment import shift_of
 from roundscope.attention.arguments import injections_given, plans_given, served_given
 from roundscope.attention.budget.call import RESULTS, Call, Results, exact_of
 from roundscope.attention.budget.not_finite import AXES, NotFinite, Origin
 from roundscope.attention.budget.parts import event_part, exactly, promotion
-from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import Injection
+from roundscope.attention.inputs.alignment import shift_of
 from roundscope.attention.places import OF_SPLITS, in_traces, of_groups
 from roundscope.attention.plans.choices import KeyOrder, QueryOrder
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.recording import Record
 from roundscope.attention.sites import (
     BACKWARD,
     KEY_SITES,

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from roundscope.attention.grammar.edits import apply
 from roundscope.attention.grammar.roundings import accumulator_words, place_words, spelled
-from roundscope.attention.plans.events import Event
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import PRODUCTS, Site
-from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, ScaleRule
+from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.roundings.modes import BINARY32, Rounding, RoundingMode
 from roundscope.emu.sums.accumulator import Accumulator, Order
+from roundscope.events.event import Event
 
 DIRECTED = (RoundingMode.TOWARD_ZERO, RoundingMode.TOWARD_POSITIVE, RoundingMode.TOWARD_NEGATIVE)
 Place = tuple[Site, bool]  # a site, and whether the additions inside its sum are meant

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.sites import SPECIAL_IF_MISSING, Site
 from roundscope.attention.tiles.loops import (
@@ -31,13 +30,14 @@ from roundscope.attention.tiles.loops import (
     computed,
 )
 from roundscope.attention.tiles.tile import Tile
-from roundscope.attention.trace.summary import summaries
+from roundscope.attention.trace.parts import summaries
 from roundscope.emu.backends.fused.graph import Untraceable
 from roundscope.emu.backends.fused.program import program
 from roundscope.emu.backends.numba.ops import numpy_ops, stack
 from roundscope.emu.backends.ops import Ops, mapped, rebuilt
 from roundscope.emu.backends.threads import thread_count
 from roundscope.emu.stats.summary import records_type
+from roundscope.events.recorder import Seen
 
 EXISTING = ("mask", "rows", "rescaled", "keys")  # which entries of a tile's events exist
 # by name, the values that programs run, of the choices that they do not run with every value

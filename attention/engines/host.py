@@ -19,12 +19,12 @@ from jax import Array
 from roundscope.attention.engines import numpy, xla
 from roundscope.attention.engines.custom_call import call
 from roundscope.attention.engines.xla import cast, enter_sinks, leave_sinks, loaded, stored
-from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.traced import HeadPlans, is_stochastic, plan_in
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.tiles.records import Gradients, Inputs, Residuals, Results
 from roundscope.emu.arrays import Array as AnyArray
+from roundscope.events.recorder import Seen
 
 Found = TypeVar("Found", bound=Any)
 __all__ = ["backward", "by_head", "cast", "enter", "enter_sinks", "forward", "leave", "leave_sinks"]

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from roundscope.attention.engines import fused
 from roundscope.attention.engines.fused import Heads, arrays, on_threads
 from roundscope.attention.engines.layout import from_heads, to_heads
-from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.choices import DeltaFrom
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles import backward as backward_of
@@ -26,6 +25,7 @@ from roundscope.emu.arrays import Array as AnyArray
 from roundscope.emu.backends.numba.ops import numpy_ops, stack
 from roundscope.emu.backends.ops import Ops, mapped
 from roundscope.emu.roundings.modes import BINARY32, RoundingMode
+from roundscope.events.recorder import Seen
 
 Floats: TypeAlias = NDArray[np.float64]
 Left: TypeAlias = NDArray[np.float64] | NDArray[np.float32]
@@ -98,11 +98,10 @@ def _of(x: Any, head: int | None, group: int = 1) -> Any:
 
 def _inputs_of(inputs: Inputs, head: int | None) -> Inputs:
     """Return the inputs of a query head, or of all."""
-    q, k, v, mask, sink = inputs
+    q, k, v, *own = inputs
     group = q.shape[0] // k.shape[0]
-    return Inputs(
-        _of(q, head), _of(k, head, group), _of(v, head, group), _of(mask, head), _of(sink, head)
-    )
+    of_group = (_of(x, head, group) for x in (k, v))
+    return Inputs(_of(q, head), *of_group, *(_of(x, head) for x in own))
 
 
 def round_inputs(
@@ -126,9 +125,11 @@ def forward(
 
     def one(h: int | None, inputs: Inputs = inputs) -> tuple[Results, dict[str, Seen | None]]:
         own, number = _own(setup, each, h or 0, heads)
-        return forward_of.forward(_ops(own, heads), own, number, _inputs_of(inputs, h))
+        mine = _inputs_of(inputs, h)
+        own = loops.with_scales(numpy_ops(), own, mine)
+        return forward_of.forward(_ops(own, heads), own, number, mine)
 
-    over = _in_step if _runs_in_step(setup, heads, inputs.mask, inputs.sink, each) else _each
+    over = _in_step if _runs_in_step(setup, heads, *inputs[3:], each) else _each
     results, seen = over(one, heads)
     return results, _with_tiles(seen, heads, lambda: one(0, inputs._replace(mask=None))[1])
 
@@ -140,9 +141,9 @@ def backward(
 
     dK and dV are the gradients of key heads. do is (heads, T, Hv), rounded.
     """
-    (inputs, results), heads, keys = given, do.shape[0], given.inputs.k.shape[0]
-
+    results, heads, keys = given.results, do.shape[0], given.inputs.k.shape[0]
     setup = loops.of_backward(setup)
+    inputs = loops.in_whole_tiles(np, setup, given.inputs)
     each = None if each is None else tuple(map(loops.of_backward, each))
 
     def one(h: int | None, inputs: Inputs = inputs) -> tuple[Gradients, dict[str, Seen | None]]:

@@ -7,13 +7,13 @@ engine made them (`prepare`, `by_head`), or None if the plan of the setup is tha
 
 from typing import Any, Literal, Protocol, TypeAlias
 
-from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.tiles.records import Gradients, Inputs, Residuals, Results
 from roundscope.emu.arrays import Array as AnyArray
 from roundscope.emu.backends.ops import Array
 from roundscope.emu.roundings.modes import Rounding
+from roundscope.events.recorder import Seen
 
 Name = Literal["numpy", "xla", "pallas"]
 Plans: TypeAlias = Any  # its type belongs to the engine

@@ -15,7 +15,6 @@ import numpy as np
 from jax import Array, lax
 
 from roundscope.attention.engines.layout import SIXTEEN_BITS, from_heads, to_heads
-from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.traced import HeadPlans, TracedPlan, common_structure, table_of
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles import backward as backward_of
@@ -28,6 +27,7 @@ from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 from roundscope.emu.backends.xla.rounding import narrow, round_wide, widen
 from roundscope.emu.formats.codes import encode
 from roundscope.emu.roundings.modes import BINARY32, Rounding
+from roundscope.events.recorder import Seen
 
 Result = TypeVar("Result")
 _COMPILED: list[Any] = []
@@ -168,7 +168,8 @@ def forward(
     k, v = (jnp.repeat(x, group, axis=0) for x in (k, v))
 
     def one(h: Array, own: Array | None, inputs: Inputs) -> Any:
-        return forward_of.forward(ops, own_setup(setup, own), h, inputs)
+        of_head = loops.with_scales(ops, own_setup(setup, own), inputs)
+        return forward_of.forward(ops, of_head, h, inputs)
 
     number, own, axis = per_head(each, q.shape[0])
     found: tuple[Results, dict[str, Seen]]
@@ -184,7 +185,9 @@ def backward(
 
     dK and dV are the gradients of key heads. do is (heads, T, Hv), rounded.
     """
-    setup, (q, k, v, *_) = loops.of_backward(setup), given.inputs
+    setup = loops.of_backward(setup)
+    given = given._replace(inputs=loops.in_whole_tiles(jnp, setup, given.inputs))
+    q, k, v, *_ = given.inputs
     ops, keys = xla_ops(opaque_zero(q)), k.shape[0]
     group = q.shape[0] // keys
     k, v = (jnp.repeat(x, group, axis=0) for x in (k, v))

@@ -20,10 +20,10 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 from jax import Array
 
-from roundscope.attention.alignment import Alignment, alignment_given
 from roundscope.attention.api import attend
 from roundscope.attention.arguments import block_given, causal_given, plan_given, scale_given
 from roundscope.attention.grammar.text import plan_of
+from roundscope.attention.inputs.alignment import Alignment, alignment_given
 from roundscope.attention.jax.tapping import four_axes
 from roundscope.attention.jax.tapping import tap as tapped
 from roundscope.attention.models.selection import Layer, Removable, chosen

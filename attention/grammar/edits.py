@@ -16,15 +16,15 @@ from roundscope.attention.grammar.roundings import (
     place_words,
     places_of,
 )
-from roundscope.attention.plans.choice import Choice
 from roundscope.attention.plans.choices import Polynomial, Stabilizer
-from roundscope.attention.plans.events import Event, event_to
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.emu.errors import unknown
 from roundscope.emu.roundings.modes import BINARY64, mode_named
 from roundscope.emu.sums.accumulator import Accumulator
+from roundscope.events.choice import Choice
+from roundscope.events.event import Event, event_to
 
 Sites = tuple[Site, ...]  # () means all sites that the kind can change
 WIDE = Accumulator(step=BINARY64)

@@ -13,22 +13,14 @@ from dataclasses import fields
 
 from roundscope.attention import places
 from roundscope.attention.grammar.ranges import selection, spelled
-from roundscope.attention.injection import (
-    AddUlps,
-    Bias,
-    Exact,
-    FlipBit,
-    Injection,
-    Noise,
-    SetTo,
-    What,
-)
+from roundscope.attention.injection import Injection
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import site_named
 from roundscope.emu.errors import tidy_errors, unknown
 from roundscope.emu.formats.format import Format
 from roundscope.emu.numbers import check_seed
 from roundscope.emu.shown import shown
+from roundscope.events.injection import AddUlps, Bias, Exact, FlipBit, Noise, SetTo, What
 
 WHATS: dict[str, type[What]] = {
     "exact": Exact,

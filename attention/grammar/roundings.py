@@ -4,28 +4,22 @@ A rounding is FORMAT[:MODE][:OVERFLOW], such as bf16:stochastic or e4m3fn:toward
 blocks FORMAT[:RULE][:MODE], such as mxfp8_e4m3:rceil or int8[128x64]:ties-to-away.
 
 An accumulator is one of ascending, pairwise, halves, chunkedN, stridedN, octetsN, octet-pairsN,
-warpsN and exact, followed by :FORMAT[:MODE], the rounding of its steps, which is fp32 by default.
-It can also be native, or a tensor core, ARCHITECTURE[-N]:TYPE[:FORMAT], such as hopper:bf16. With
--N, the tensor core takes N products at a time.
+warpsN, cascadeN and exact, followed by :FORMAT[:MODE], the rounding of its steps, which is fp32 by
+default. It can also be native, or a tensor core, ARCHITECTURE[-N]:TYPE[:FORMAT], such as
+hopper:bf16. With -N, the tensor core takes N products at a time.
 """
 
 import re
 from dataclasses import replace
 
-from roundscope.attention.plans.events import Event, event_to
 from roundscope.attention.sites import PRODUCTS, Site, site_named
-from roundscope.emu.blocks.format import (
-    BLOCK_NAMED,
-    BlockFormat,
-    block_format,
-    in_words,
-    is_of_blocks,
-)
+from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, block_format, in_words
+from roundscope.emu.blocks.names import is_of_blocks
 from roundscope.emu.errors import unknown
-from roundscope.emu.roundings.modes import BINARY32, Rounding
-from roundscope.emu.roundings.words import parted
+from roundscope.emu.roundings.modes import BINARY32, Rounding, parted
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
+from roundscope.events.event import Event, event_to
 
 ORDERS = ("ascending", "pairwise", "halves", "exact", "native")
 Place = tuple[Site, bool]  # an event, or (True) the steps of the sum at that event
@@ -101,7 +95,7 @@ def accumulator_of(text: str) -> Accumulator:
         core = Accumulator.tensor_core(arch, *step.split(":", 1))
         return _of_products(core, text, products) if shorter else core
     chunk = re.fullmatch(
-        r"(chunked|strided|octets|octet-pairs|warps)([0-9]+)",
+        r"(chunked|strided|octets|octet-pairs|warps|cascade)([0-9]+)",
         "warps4" if order == "warps" else order,
     )
     if chunk is None and order not in ORDERS:
@@ -114,6 +108,7 @@ def accumulator_of(text: str) -> Accumulator:
             "octets8",
             "octet-pairs16",
             "warps4",
+            "cascade8",
             "exact",
             "native",
             *ARCHITECTURES,

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from roundscope.attention.arguments import is_of_jax, is_traced
+from roundscope.emu.arrays import is_of_jax, is_traced
 from roundscope.emu.shown import shown
 
 Attention: TypeAlias = Callable[..., Any]

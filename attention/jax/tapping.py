@@ -22,9 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from roundscope.attention.arguments import causal_given, is_traced, scale_given
+from roundscope.attention.arguments import causal_given, scale_given
 from roundscope.attention.jax.options import Attention, Facts, Given, facts_of, given, scores_bias
 from roundscope.attention.models.selection import Layer
+from roundscope.emu.arrays import is_traced
 from roundscope.emu.numbers import check_count
 from roundscope.emu.shown import shown
 

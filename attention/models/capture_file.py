@@ -11,7 +11,7 @@ They are contiguous and in the model's own types, in layout BNTH: (batch, heads,
     sinks            (N,)
 
 Metadata are strings: layout, scale, is_causal (true or false; query t sees the keys s <= t),
-alignment (top-left or bottom-right, of causal and windowed calls: `attention.alignment`), step,
+alignment (top-left or bottom-right: `attention.inputs.alignment`), step,
 implementation, window, softcap, dropout, notes, and what the caller says of versions. What differs
 between calls stands under `<prefix>.scale` and so on in place of `scale`; `<prefix>.name` is the
 path of the module. `roundscope trace`, `identify` and `diagnose` read such a file as it is.
@@ -29,7 +29,7 @@ from typing import Any
 import ml_dtypes  # safetensors knows NumPy's BF16 only after this import
 import numpy as np
 
-from roundscope.attention.alignment import Alignment, shift_of
+from roundscope.attention.inputs.alignment import Alignment, shift_of
 from roundscope.emu.numbers import check_count, is_whole, listed
 from roundscope.emu.shown import shown
 from roundscope.emu.whole_files import path_given, whole_file

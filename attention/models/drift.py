@@ -27,7 +27,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from roundscope.attention.alignment import Alignment, shift_of
+from roundscope.attention.inputs.alignment import Alignment, shift_of
 
 ELEMENTS = 1 << 25  # scores held at a time: 128 MiB of float32, and about five such arrays
 HALF_ULP = {"float16": 2.0**-12, "bfloat16": 2.0**-9}  # below 1; of wider types, that of binary32

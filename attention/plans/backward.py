@@ -6,7 +6,6 @@ The letters are those of the docstring of `Plan`.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from roundscope.attention.plans.choice import Moves, choice
 from roundscope.attention.plans.choices import (
     BackwardExponent,
     DeltaFrom,
@@ -16,6 +15,7 @@ from roundscope.attention.plans.choices import (
     ScoreGradient,
 )
 from roundscope.attention.plans.forward import POWERS_OF_2, RowChoices
+from roundscope.events.choice import Moves, choice
 
 if TYPE_CHECKING:
     from roundscope.attention.plans.record import PlanRecord

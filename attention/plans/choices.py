@@ -157,6 +157,11 @@ class RowSum(StrEnum):
     alpha l and the others at 0, and the lanes are added as ((l0 + l2) + (l4 + l6)) + ((l1 + l3) +
     (l5 + l7)). FlashAttention-4.
     """
+    SIXTEENS = "sixteens"
+    """Sixteen lanes, where column j belongs to lane j % 16, that start at 0 in each tile. Thread t
+    of four adds its own as (l_2t + l_(2t+8)) + (l_(2t+1) + l_(2t+9)), the threads are added as (0 +
+    1) + (2 + 3), and then alpha l is added. Pallas through Mosaic on Hopper.
+    """
     GROUPS = "groups"
     """Four lanes that start at 0 in each group of 32 columns and are added as (l0 + l1) + (l2 +
     l3). The sums of the groups are added to alpha l one after the other. CUTLASS.
@@ -170,6 +175,15 @@ class Reciprocal(StrEnum):
     """In binary64, so that INV is its only rounding."""
     RCP = "rcp"
     """By the instruction rcp.approx.ftz.f32 of a Hopper GPU, bit for bit."""
+
+
+class Descales(StrEnum):
+    """Where the scales of stored numbers enter (descales= in the grammar of changes)."""
+
+    OPERANDS = "operands"
+    """In q, k and v, before the events Q, K and V: each product is rounded to binary32."""
+    PRODUCTS = "products"
+    """In the factor of the scores, and in 1 / l: the operands are the stored numbers."""
 
 
 class BackwardExponent(StrEnum):
@@ -242,6 +256,8 @@ class Tanh(StrEnum):
     """In binary64, so that TANH is its only rounding."""
     CUDA = "cuda"
     """`tanhf` of CUDA's library, bit for bit, which torch and Triton call."""
+    APPROX = "approx"
+    """The instruction tanh.approx, bit for bit. FlashAttention-4."""
 
 
 class RescaledSum(StrEnum):

@@ -6,7 +6,6 @@ The letters are those of the docstring of `Plan`. A message says how to fix a pl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from roundscope.attention.plans.choice import Moves, choice
 from roundscope.attention.plans.choices import (
     Exponential,
     Log2E,
@@ -17,6 +16,8 @@ from roundscope.attention.plans.choices import (
     Stabilizer,
 )
 from roundscope.attention.sites import Site
+from roundscope.events.choice import Moves, choice
+from roundscope.events.plan import BasePlan
 
 if TYPE_CHECKING:
     from roundscope.attention.plans.record import PlanRecord
@@ -68,7 +69,7 @@ def _log(p: "PlanRecord") -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExponentChoices:
+class ExponentChoices(BasePlan):
     """The exponent and the maximum."""
 
     exp: Exponential = choice(
@@ -208,7 +209,7 @@ class RowChoices(ExponentChoices):
         called="row sum",
         doc="How threads add up a row, one of `RowSum`: plain (default), lanes (FlashAttention-2),"
         " paired-lanes (FlashAttention-4 on Hopper), tile-lanes (cuDNN), tiles (Triton), eights"
-        " (FlashAttention-4), groups (CUTLASS).",
+        " (FlashAttention-4), sixteens (Mosaic), groups (CUTLASS).",
         refused=lambda p: (
             "its lanes are kept from tile to tile, and a softmax of whole rows has one; use"
             " row_sum=plain before unfused=true"

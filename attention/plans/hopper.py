@@ -9,9 +9,8 @@ from dataclasses import replace
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import FACTORS
 from roundscope.emu.sums.accumulator import Accumulator, Order
-from roundscope.emu.sums.tensor_cores import tensor_core
 
-HOPPER = tensor_core("hopper", "bf16")
+HOPPER = Accumulator.tensor_core("hopper", "bf16")
 """A tensor core that adds 16 products of BF16 numbers at a time."""
 EIGHTS = replace(HOPPER, chunk=8)
 """The same tensor core under the instruction mma.m16n8k8, which takes 8 products at a time."""

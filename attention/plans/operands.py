@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from roundscope.attention.plans.backward import BackwardChoices
-from roundscope.attention.plans.choice import choice
 from roundscope.attention.plans.choices import (
     BackwardExponent,
+    Descales,
     Log2E,
     Reciprocal,
     ScaleOfGradient,
 )
+from roundscope.events.choice import choice
 
 if TYPE_CHECKING:
     from roundscope.attention.plans.record import PlanRecord
@@ -35,6 +36,17 @@ def _scaled_queries(p: "PlanRecord") -> str:
         )
     if p.gradient_scale is not ScaleOfGradient.RESULT:
         return f"needs gradient_scale=result, here gradient_scale={p.gradient_scale}"
+    return ""
+
+
+def _descales(p: "PlanRecord") -> str:
+    for name in ("normalise_first", "normalized_last", "scale_roots", "scaled_queries"):
+        if getattr(p, name):
+            word = "unfused" if name == "normalise_first" else name
+            return (
+                "the scales are in the factor of the scores and in 1 / l after the last tile; use"
+                f" {word}=false"
+            )
     return ""
 
 
@@ -94,4 +106,15 @@ class OperandChoices(BackwardChoices):
         source="kernels that Triton compiles (sage-int8)",
         kernels=(Reciprocal.CORRECT,),
         example="block_reciprocal=rcp",
+    )
+    descales: Descales = choice(
+        Descales.OPERANDS,
+        number=55,
+        called="place of scales",
+        doc="Where the scales of q, k and v that a call has enter (`scales` of `attend`), one of"
+        " `Descales`: operands (default; vLLM's Triton kernel), where q, k and v are multiplied"
+        " before their events; or products (FlashAttention-3, cuDNN), where the operands are the"
+        " stored numbers, the scale or c is multiplied by descale_q times descale_k, and 1 / l by"
+        " descale_v. It has no effect in calls without scales.",
+        refused=_descales,
     )

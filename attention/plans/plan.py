@@ -3,23 +3,16 @@
 A site is a named place of the algorithm where a result is rounded, and each rounding there is an
 event. A plan gives every site a rounding and every sum of products an accumulator. It also fixes
 the few further choices in which published kernels differ. Here is how plans are made of others;
-what follows from a plan is in `attention.plans.record`, its checks in `attention.plans.checks`, and
-published plans, each with its source, in `attention.plans.presets` and `attention.plans.twins`.
+what follows from a plan is in `attention.plans.record`, and published plans, each with its source,
+in `attention.plans.presets` and `attention.plans.twins`.
 """
 
 import textwrap
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from roundscope.attention.plans.checks import events_given, product_named
-from roundscope.attention.plans.events import Event, event_to
 from roundscope.attention.plans.record import CHOICES, STORED, PlanRecord
-from roundscope.attention.sites import PRODUCTS, Site, site_named
-from roundscope.emu.blocks.format import BlockFormat
-from roundscope.emu.numbers import check_seed
-from roundscope.emu.roundings.modes import Rounding, RoundingMode
-from roundscope.emu.sums.accumulator import Accumulator, check_accumulator
+from roundscope.attention.readers import READERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,120 +103,13 @@ class Plan(PlanRecord):
             >>> str(Plan.preset("all:e4m3fn")[Site.O])
             'e4m3fn:saturate'
         """
-        from roundscope.attention.plans.presets import preset
-
-        return preset(name)
+        plan: Plan = READERS["preset"](name)
+        return plan
 
     def __repr__(self) -> str:
         """Return an expression that makes the plan, or its fields where words do not make it."""
-        from roundscope.attention.grammar.text import expression_of
-
-        return expression_of(self)
-
-    def at(
-        self,
-        site: Site | str,
-        format: str | Rounding | BlockFormat,
-        mode: str | RoundingMode | None = None,
-        *,
-        overflow: str | None = None,
-        seed: int | None = None,
-    ) -> "Plan":
-        """Return the plan with another rounding at one site.
-
-        Args:
-            site: A member of `Site`, or its name in upper or lower case.
-            format: A format of numbers ("bf16", "e4m3fn", "e8m3") or of blocks ("mxfp8_e4m3"), a
-                `Rounding` or a `BlockFormat`. Blocks lie along the axis over which the first
-                product that reads the operand sums (`sites.BLOCK_AXIS`).
-            mode: A `RoundingMode` or its name. Default: the mode of `format`, or ties-to-even if
-                `format` has none.
-            overflow: "inf", "nan" or "saturate". Default: what `format` says, or the usual overflow
-                of the format.
-            seed: Seed of stochastic rounding, from 0 to 2^32 - 1. Default: the seed of `format`, or
-                0 if it has none.
-
-        Returns:
-            The new plan, whose name ends in a star. This plan is not changed.
-
-        Raises:
-            ValueError: A name is unknown, or `format` is a block format and the site is not an
-                operand of a product.
-
-        Example:
-            >>> from roundscope.attention import Plan, Site
-            >>> plan = Plan.preset("fa2-bf16").at(Site.O, "bf16", mode="toward-zero")
-            >>> plan.name, str(plan[Site.O])
-            ('fa2-bf16*', 'bf16:toward-zero')
-        """
-        return self.rounded(
-            {site_named(site): event_to(format, mode, overflow=overflow, seed=seed)},
-            _edited(self.name),
-        )
-
-    def rounded(self, events: Mapping[Site, Event], name: str | None = None) -> "Plan":
-        """Return the plan with other roundings at some sites.
-
-        Args:
-            events: The new `Rounding` or `BlockFormat` of each site that changes. A key may also be
-                the name of a site.
-            name: Name of the new plan; None keeps the name of this one.
-
-        Returns:
-            The new plan. This plan is not changed.
-
-        Raises:
-            TypeError: `events` is not a mapping, or a value is neither a `Rounding` nor a
-                `BlockFormat`.
-            ValueError: A site is unknown, or a `BlockFormat` is given for a site that is not an
-                operand of a product.
-
-        Example:
-            >>> from roundscope.attention import Plan, Site
-            >>> from roundscope.emu import rounding
-            >>> bf16 = rounding("bf16")
-            >>> plan = Plan.preset("fp32").rounded({Site.P: bf16, Site.P_B: bf16}, "cast P")
-            >>> plan.name, str(plan[Site.P_B])
-            ('cast P', 'bf16')
-        """
-        events = events_given(events)
-        roundings = tuple(
-            e.element if isinstance(e := events.get(site, self[site]), BlockFormat) else e
-            for site in Site
-        )
-        new = {**dict(self.blocks), **events}
-        blocks = tuple(
-            (site, replace(f, element=replace(f.element, seed=0)))
-            for site in Site
-            if isinstance(f := new.get(site), BlockFormat)
-        )
-        return replace(self, name=name or self.name, roundings=roundings, blocks=blocks)
-
-    def adding(self, site: Site | str, accumulator: Accumulator) -> "Plan":
-        """Return the plan with another accumulator for one sum of products.
-
-        Args:
-            site: A member of `PRODUCTS`, or its name in upper or lower case.
-            accumulator: How the products are added.
-
-        Returns:
-            The new plan, whose name ends in a star.
-
-        Raises:
-            TypeError: `accumulator` is not an `Accumulator`.
-            ValueError: The event at the site is not a sum of products.
-
-        Example:
-            >>> from roundscope.attention import Plan
-            >>> from roundscope.emu import Accumulator
-            >>> plan = Plan.preset("fa2-bf16").adding("PV", Accumulator(order="pairwise"))
-            >>> str(plan.accumulator("PV").order)
-            'pairwise'
-        """
-        check_accumulator(accumulator)
-        new = list(self.accumulators)
-        new[PRODUCTS.index(product_named(site))] = accumulator
-        return replace(self, name=_edited(self.name), accumulators=tuple(new))
+        expression: str = READERS["expression"](self)
+        return expression
 
     def changed(self, *changes: str, seed: int | None = None) -> "Plan":
         """Return the plan with changes given in words (docs/reference/grammar.md), as on the
@@ -256,35 +142,8 @@ class Plan(PlanRecord):
             >>> str(plan[Site.O].mode), plan[Site.O].seed, str(plan.delta_from)
             ('stochastic', 7, 'P_DP')
         """
-        from roundscope.attention.grammar.changes import changed
-
-        return changed(self, changes, seed)
-
-    def seeded(self, seed: int) -> "Plan":
-        """Return the plan with one seed in every stochastic rounding, including the steps of sums.
-
-        Args:
-            seed: A whole number from 0 to 2^32 - 1.
-
-        Returns:
-            The new plan, under the same name.
-
-        Raises:
-            ValueError: The seed is out of its range.
-
-        Example:
-            >>> from roundscope.attention import Plan, Site
-            >>> plan = Plan.preset("fp32").at("O", "bf16", "stochastic").seeded(3)
-            >>> plan[Site.O].seed, plan[Site.P].seed
-            (3, 0)
-        """
-        check_seed("seed", seed)
-
-        def reseeded(r: Rounding) -> Rounding:
-            return replace(r, seed=seed) if r.mode is RoundingMode.STOCHASTIC else r
-
-        sums = tuple(replace(a, step=reseeded(a.step)) for a in self.accumulators)
-        return replace(self, roundings=tuple(map(reseeded, self.roundings)), accumulators=sums)
+        plan: Plan = READERS["changes"](self, changes, seed)
+        return plan
 
 
 def _documented(doc: str) -> str:
@@ -299,8 +158,3 @@ def _documented(doc: str) -> str:
 
 
 Plan.__doc__ = _documented(Plan.__doc__ or "")
-
-
-def _edited(name: str) -> str:
-    """Return the name of a plan that is derived from the plan of the given name."""
-    return name if name.endswith("*") else f"{name}*"

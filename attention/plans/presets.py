@@ -1,8 +1,8 @@
 """The presets: published ways to compute attention as plans, each with its source.
 
 A preset rounds where a paper or a release says so, and leaves out what only hardware or a library
-decides; for plans that give the bits of a real kernel see `attention.plans.twins`. `preset` reads
-every name that `Plan.preset` knows.
+decides; for plans that give a real kernel's bits see `attention.plans.twins`, and for the names
+that `Plan.preset` reads `attention.plans.named`.
 """
 
 from collections.abc import Callable
@@ -16,25 +16,20 @@ from roundscope.attention.plans.choices import (
     Polynomial,
     RowSum,
 )
-from roundscope.attention.plans.half import SUFFIX, half
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.sites import FACTORS, PRODUCTS, Site, site_named
-from roundscope.emu.blocks.format import BlockFormat, ScaleRule, block_format
-from roundscope.emu.errors import unknown
+from roundscope.attention.sites import Site, site_named
+from roundscope.emu.blocks.format import BlockFormat, block_format
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.roundings.modes import (
     BF16,
     BINARY32,
     BINARY64,
     E4M3,
-    FP16,
     Overflow,
     Rounding,
-    rounding,
 )
-from roundscope.emu.shown import shown
 from roundscope.emu.sums.accumulator import Accumulator, Order
-from roundscope.emu.sums.tensor_cores import architecture, tensor_core
 
 ENDS = "Q K V DO DQ_OUT DK_OUT DV_OUT"  # the sites of inputs and results
 ALL = 2**30  # a block's size beyond every tensor's
@@ -60,13 +55,6 @@ P_16 = _scaled_e4m3(4)
 """P as 16 P in E4M3: numbers from 2^-13 up to 28."""
 
 
-def everywhere(name: str, r: Rounding) -> Plan:
-    """Return the plan in which every event and every step of a sum rounds alike."""
-    return Plan(
-        name=name, roundings=(r,) * len(Site), accumulators=(Accumulator(step=r),) * len(PRODUCTS)
-    )
-
-
 def rounding_to(plan: Plan, r: Rounding, sites: str, name: str | None = None) -> Plan:
     """Return the plan with the sites of these names, which blanks separate, rounded alike.
 
@@ -80,12 +68,12 @@ def exact() -> Plan:
 
     delta is of the output in binary64 too.
     """
-    return everywhere("exact", BINARY64)
+    return Plan.everywhere("exact", BINARY64)
 
 
 def fp32() -> Plan:
     """Return the plan in which every event and every step of a sum rounds to binary32."""
-    return everywhere("fp32", BINARY32)
+    return Plan.everywhere("fp32", BINARY32)
 
 
 def qiu_yao() -> Plan:
@@ -119,7 +107,7 @@ def fa3_fp8() -> Plan:
     """Return FlashAttention-3 in FP8 (arXiv 2407.08608) without its scales.
 
     Q, K, V and P are cast to E4M3 as they are, and saturate. The backward is that of fa2-bf16 on
-    the same operands, since FlashAttention-3 has none in FP8.
+    the same operands, since FlashAttention-3 has none in FP8. It was not compared with hardware.
     """
     return rounding_to(fa2_bf16(), E4M3, "Q K V P", "fa3-fp8")
 
@@ -135,10 +123,10 @@ def fa3_fp8_scaled() -> Plan:
     The paper has a scale for each block of Br x d or Bc x d instead. That is
     `replace(HEAD_FP8, rows=128)` at Q and K, and `size=128` at V.
 
-    The plan differs from the kernel in three ways. The kernel scales sums of codes, while here the
-    scales go into the operands, so the roundings of sums are as large, but not the same bits. Its
-    scales come from the caller, while here they are max |x| / 448. The scale of Q is that of its
-    key head there, and of its own head here.
+    It was not compared with hardware, and differs from the kernel in three ways. The kernel scales
+    sums of codes, while here the scales go into the operands, so the roundings of sums are as
+    large, but not the same bits. Its scales come from the caller, while here they are max |x| /
+    448. The scale of Q is that of its key head there, and of its own head here.
     """
     plan = fa2_bf16().rounded(
         {Site.Q: HEAD_FP8, Site.K: HEAD_FP8, Site.V: HEAD_FP8, Site.P: P_256}, "fa3-fp8-scaled"
@@ -290,11 +278,12 @@ PRESETS: dict[str, Callable[[], Plan]] = {
 * fp32: binary32 throughout.
 * qiu-yao: the released code of arXiv 2510.04212, statistics and O in BF16, with an FP32 backward.
 * fa2-bf16: FlashAttention-2 and -3 in BF16 (arXiv 2307.08691).
-* fa3-fp8: FlashAttention-3 in FP8 without scales (arXiv 2407.08608).
-* fa3-fp8-scaled: the same as released, with a scale per head.
+* fa3-fp8: FlashAttention-3 in FP8 without scales (arXiv 2407.08608); not compared with hardware.
+* fa3-fp8-scaled: the same as released, with a scale per head; not compared with hardware.
 * mxfp8-attention: FlashAttention-2 with operands in MXFP8 (OCP MX 1.0).
 * baseline-bf16: unfused attention in BF16, as PyTorch's math path under autocast.
-* fa4-bf16, fa4-fp8, fa4-fp8-offset4, fa4-fp8-threshold0: FlashAttention-4, from its public code.
+* fa4-bf16, fa4-fp8, fa4-fp8-offset4, fa4-fp8-threshold0: FlashAttention-4, from its public code;
+  no bits were compared with hardware (errors of fa4-fp8 were, with those published for a B300).
 * cudnn-mxfp8: cuDNN's MXFP8 forward, from the reference of its tests.
 
 `Plan.preset(name)` is the usual way to make one, and knows the names of twins, all:FORMAT and
@@ -305,84 +294,6 @@ Example:
     >>> PRESETS["fa2-bf16"]() == Plan.preset("fa2-bf16")
     True
 """
-
-
-def on_tensor_cores(plan: Plan, arch: str) -> Plan:
-    """Return the plan with its products of matrices on the tensor cores of an architecture.
-
-    A product runs there if the architecture reads the formats of both factors. If these formats
-    differ, both factors are read in one format: the first of their two formats, bf16 and fp16 that
-    holds both. Sums of FP32 factors and delta are not changed, since they run elsewhere. Products
-    of operands in blocks are not changed either, since their factors include the scales. The row
-    sum is added by halves, in the order in which the lanes of a GPU reduce. (FlashAttention-3's own
-    lanes first add their columns one after the other, over all tiles.)
-
-    Args:
-        plan: The plan to change.
-        arch: Name of the architecture, such as "hopper".
-
-    Raises:
-        ValueError: The architecture is unknown.
-    """
-    operands, changed = architecture(arch).operands, plan
-    for site, factors in FACTORS.items():
-        formats = {plan[factor].format for factor in factors}
-        fitting = [
-            f
-            for f in (*formats, BF16.format, FP16.format)
-            if f.name in operands and all(map(f.holds, formats))
-        ]
-        if fitting and not any(map(plan.block, factors)):
-            changed = changed.adding(site, tensor_core(arch, fitting[0].name))
-    if changed is not plan and plan.accumulator(Site.ROWSUM).order is Order.ASCENDING:
-        changed = changed.adding(
-            Site.ROWSUM, replace(plan.accumulator(Site.ROWSUM), order=Order.HALVES)
-        )
-    return replace(changed, name=f"{plan.name}@{arch}")
-
-
-def preset(name: str) -> Plan:
-    """Return the plan of a name, as `Plan.preset` documents it.
-
-    The name is that of a preset, or all:FORMAT for every event in one format, either of them with
-    @ARCHITECTURE at its end for products on tensor cores; or that of a twin, whose products are on
-    tensor cores already. A preset or a twin with -fp16 behind its name has FP16 in place of BF16.
-
-    Raises:
-        ValueError: There is no such name. The message has the nearest one.
-        TypeError: The name is not a string.
-    """
-    if not isinstance(name, str):
-        raise TypeError(f"name={shown(name)}: give the name of a preset, such as 'fa2-bf16'")
-    if "=" in name:
-        first = name.replace(";", " ").split()[0]
-        raise ValueError(
-            f"preset '{name}': a name without changes; give them to"
-            f" Plan.preset('{first}').changed('O=fp32'), or to attend as plan='{first}; O=fp32'"
-        )
-    plain, _, arch = name.partition("@")
-    if arch:
-        return on_tensor_cores(preset(plain), arch)
-    if name.startswith("all:"):
-        f = format_named(name.removeprefix("all:"))
-        if not (f.zero and f.signed):
-            raise ValueError(
-                f"preset '{name}': {f.name} is a scale format without zero or sign; no event"
-                " fits it"
-            )
-        return everywhere(name, rounding(f))
-    if name in PRESETS:
-        return PRESETS[name]()
-    if name.endswith(SUFFIX):
-        plain = name.removesuffix(SUFFIX)
-        if (made := half(preset(plain))) == preset(plain):
-            raise ValueError(f"preset '{name}': {plain} has no event in BF16; give {plain}")
-        return replace(made, name=name)
-    from roundscope.attention.plans.twins import TWINS  # which are made of presets
-
-    if name not in TWINS:
-        raise ValueError(unknown("preset", name, (*PRESETS, *TWINS), "or all:<format>"))
-    return TWINS[name].plan
 
 
 def native(plan: Plan) -> Plan:

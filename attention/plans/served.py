@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from roundscope.attention.plans.choice import choice
 from roundscope.attention.plans.choices import (
     CappedBy,
     DeltaFrom,
@@ -22,6 +21,7 @@ from roundscope.attention.plans.choices import (
 )
 from roundscope.attention.plans.operands import OperandChoices
 from roundscope.attention.sites import Site
+from roundscope.events.choice import choice
 
 if TYPE_CHECKING:
     from roundscope.attention.plans.record import PlanRecord
@@ -134,9 +134,17 @@ class ServedChoices(OperandChoices):
         Tanh.CORRECT,
         number=32,
         called="tanh",
-        doc="How the tanh of a softcap is computed, one of `Tanh`: correct (default) or cuda"
-        " (tanhf: torch, Triton).",
+        doc="How the tanh of a softcap is computed, one of `Tanh`: correct (default), cuda"
+        " (tanhf: torch, Triton) or approx (FlashAttention-4).",
         example="softcap=2 tanh=cuda",
+    )
+    cap_apart: bool = choice(
+        False,
+        number=52,
+        doc="Whether c TANH is rounded (events CT and CT_B) and then is the score, whose scale is 1"
+        " (FlashAttention-4); otherwise c is the scale of TANH. It has no effect without a"
+        " softcap. Default False.",
+        example="softcap=2 cap_apart=true",
     )
     sinks: Sinks = choice(
         Sinks.NONE,

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from roundscope.attention.plans.choice import Moves, choice
 from roundscope.attention.plans.choices import KeyOrder, QueryOrder, RescaledSum
 from roundscope.attention.plans.forward import KEPT_LANES
 from roundscope.attention.plans.served import ServedChoices
+from roundscope.events.choice import Moves, choice
 
 if TYPE_CHECKING:
     from roundscope.attention.plans.record import PlanRecord
@@ -27,6 +27,12 @@ def _flushed(p: "PlanRecord") -> str:
         "a number of key tiles, 0 for never; it goes with a softmax in tiles, whose keys are not"
         " split"
     )
+
+
+def _normalized_last(p: "PlanRecord") -> str:
+    if not (p.pv_into_o or p.normalise_first or p.split_tiles or p.flushed_tiles):
+        return ""
+    return "needs pv_into_o=false, a softmax in tiles, keys that are not split, and O in one sum"
 
 
 def _first_tile(p: "PlanRecord") -> str:
@@ -70,6 +76,20 @@ class TileChoices(ServedChoices):
         moves=Moves(forward=5, values=(0, 1)),
         words=("0", "1", "2"),
     )
+    split_count: int = choice(
+        0,
+        number=54,
+        doc="With split_tiles and a number n above 0, the parts of split_tiles key tiles are dealt"
+        " in turn to n splits, so that part i belongs to split i mod n, and each split has one"
+        " softmax. 0 (default): every part is a split. It has no effect without split_tiles.",
+        source="cuDNN with one query (cudnn-split)",
+        refused=lambda p: (
+            "a number of splits, 0 for as many as there are parts" if p.split_count < 0 else ""
+        ),
+        kernels=(0,),
+        words=("0", "2", "4"),
+        example="split_tiles=1 split_count=4",
+    )
     flushed_tiles: int = choice(
         0,
         number=26,
@@ -81,6 +101,19 @@ class TileChoices(ServedChoices):
         kernels=(0,),
         programs=(0,),
         words=("0", "1", "2"),
+    )
+    normalized_last: bool = choice(
+        False,
+        number=53,
+        doc="True divides by the row sum in the last key tile: the output is INV PV + IO, one"
+        " multiply-add, where IO is (INV ALPHA) O of the earlier tiles. False (default) divides O"
+        " after the last tile.",
+        source="memory-efficient attention above 128 features, which keeps O in memory",
+        refused=_normalized_last,
+        kernels=(False,),
+        programs=(False,),
+        moves=Moves(forward=16),
+        example="pv_into_o=false normalized_last=true",
     )
     kept_state: bool = choice(
         False,
@@ -103,7 +136,7 @@ class TileChoices(ServedChoices):
     )
     rescaled_sum: RescaledSum = choice(
         RescaledSum.KEPT,
-        number=52,
+        number=56,
         called="maxima of a rescaled sum",
         doc="With kept_state, the maxima whose alpha multiplies l, one of `RescaledSum`: kept"
         " (default), first-tile or unrounded.",
@@ -115,16 +148,16 @@ class TileChoices(ServedChoices):
         ),
         kernels=(RescaledSum.KEPT,),
         programs=(RescaledSum.KEPT,),
-        moves=Moves(forward=16),
+        moves=Moves(forward=17),
         example="kept_state=true rescaled_sum=first-tile",
     )
     backward_keys: int = choice(
         0,
         number=46,
-        doc="The keys of a tile in the backward, of which a key tile of the forward (`block_k`) has"
-        " a whole number. 0 (default), or tiles of the forward that are smaller: those of the"
-        " forward.",
-        source="cuDNN in FP8, with 256 in the forward and 128 in the backward",
+        doc="The keys of a tile in the backward. 0 (default), or tiles of the forward (`block_k`)"
+        " that are smaller: those of the forward.",
+        source="cuDNN in FP8, with 256 in the forward and 128 in the backward, and"
+        " FlashAttention-3, with 176 and 128",
         refused=lambda p: (
             "a number of keys, 0 for those of the forward; a softmax of whole rows has none"
             if p.backward_keys < 0 or p.normalise_first

@@ -17,9 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from roundscope.attention.plans.checks import check_factors
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.plans.record import CHOICES, STORED, ordinal
+from roundscope.attention.plans.record import CHOICES, STORED
 from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.emu.arrays import Array
 from roundscope.emu.backends.ops import ANY_PRODUCT
@@ -37,6 +36,7 @@ from roundscope.emu.roundings.random import threefry2x32
 from roundscope.emu.shown import shown
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.aligned import Alignment
+from roundscope.events.plan import check_factors
 
 STOCHASTIC32, ANY32 = rounding("fp32", "stochastic"), rounding("fp32", "toward-zero")
 
@@ -71,7 +71,7 @@ class TracedPlan:
     def __getitem__(self, site: Site) -> TracedRounding:
         """Return the rounding of a site, as data."""
         kind = kind_of(self.like[site])
-        return rounding_of(self.table[ordinal(site)], Kind.ANY if kind is Kind.NEAREST else kind)
+        return rounding_of(self.table[site.ordinal], Kind.ANY if kind is Kind.NEAREST else kind)
 
     def product_bits(self, _: Site) -> int:
         """Return the bits of a product of any formats, since the formats are data."""

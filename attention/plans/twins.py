@@ -10,11 +10,13 @@ twins follow from it.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import TypeAlias
 
 from roundscope.attention.plans.choices import (
     BackwardExponent,
     CappedBy,
     DeltaFrom,
+    Descales,
     Exponential,
     GradientsApart,
     KeyOrder,
@@ -39,7 +41,8 @@ from roundscope.attention.plans.hopper import (
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import ENDS, fa2_bf16, fp32, rounding_to
 from roundscope.attention.sites import Site
-from roundscope.emu.blocks.format import INT8, BlockFormat, ScaleRule
+from roundscope.emu.blocks.format import INT8, BlockFormat
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.roundings.modes import (
     BF16,
     BINARY32,
@@ -50,12 +53,14 @@ from roundscope.emu.roundings.modes import (
     RoundingMode,
 )
 from roundscope.emu.sums.accumulator import Accumulator, Order
-from roundscope.emu.sums.tensor_cores import tensor_core
 
+E4M3_CORE = Accumulator.tensor_core("hopper", "e4m3fn")
 TORCH = "torch 2.11.0 (CUDA 13.0), one H200"
+TOKAMAX = "tokamax 0.0.17, implementation='mosaic', jax 0.11.2, one H100"
 RELEASED = (
     "ucker/why-low-precision-training-fails at 02f0ab6 (arXiv 2510.04212), under BF16 autocast"
 )
+Tiles: TypeAlias = Callable[[int, bool], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,23 +70,26 @@ class Twin:
     Args:
         name: Its name, which is that of its plan.
         make: A function that returns its arithmetic, under any name.
-        tiles: A function from the features of a head to the tile sizes (block_q, block_k) of the
-            kernel.
+        tiles: A function that returns the tile sizes (block_q, block_k) of the kernel for so many
+            features of a head, and for calls that are causal or have a window (True) or are not
+            (False).
         source: The kernel and versions that the plan was compared with.
         kernels: The names in `roundscope check` and `identify` of kernels that are taken to have
             this plan.
         outputs: The files of tests/golden/kernels with which it is compared.
         least: The least share of equal bits of the results that do not agree in every bit, by name
             or, for one of the files, by FILE/NAME.
+        wide: The words of what the kernel does otherwise above 128 features.
     """
 
     name: str
     make: Callable[[], Plan]
-    tiles: Callable[[int], tuple[int, int]]
+    tiles: Tiles
     source: str
     kernels: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     least: Mapping[str, float] = field(default_factory=dict, hash=False)
+    wide: str = ""
 
     @property
     def plan(self) -> Plan:
@@ -101,11 +109,12 @@ TWINS: dict[str, Twin] = {}
 def twin(
     name: str,
     *,
-    tiles: Callable[[int], tuple[int, int]],
+    tiles: Tiles,
     source: str,
     kernels: tuple[str, ...] = (),
     outputs: tuple[str, ...] = (),
     least: Mapping[str, float] | None = None,
+    wide: str = "",
 ) -> Callable[[Callable[[], Plan]], Callable[[], Plan]]:
     """Return a decorator that puts a function into `TWINS` and returns it; see `Twin`."""
 
@@ -118,23 +127,23 @@ def twin(
             kernels=kernels,
             outputs=outputs,
             least=least or {},
+            wide=wide,
         )
         return make
 
     return entered
 
 
-def square(size: int) -> Callable[[int], tuple[int, int]]:
-    """Return the tiles of a kernel that has square ones of one size for all widths."""
-    return lambda width: (size, size)
+def always(block_q: int, block_k: int) -> Tiles:
+    """Return the tiles of a kernel that has the same ones in all calls."""
+    return lambda width, is_cut: (block_q, block_k)
 
 
 WHOLE = 2**20  # keys of a tile that holds every row whole
 
 
-def whole_rows(width: int) -> tuple[int, int]:
-    """Return the tiles of code that has none of keys."""
-    return (512, WHOLE)
+whole_rows = always(512, WHOLE)
+"""The tiles of code that has none of keys."""
 
 
 def _fused(core: Accumulator = HOPPER, lanes: int = 8) -> Plan:
@@ -159,7 +168,7 @@ def _fused(core: Accumulator = HOPPER, lanes: int = 8) -> Plan:
 # dQ of FlashAttention-2 and cuDNN is added up by atomics, in no fixed order
 @twin(
     "fa2",
-    tiles=lambda width: (128, 128) if width < 128 else (64, 64),
+    tiles=lambda width, is_cut: (128, 128) if width < 128 else (64, 64),
     source=f"SDPA's flash back end, {TORCH}",
     kernels=("sdpa-flash",),
     outputs=("sdpa-flash", "sdpa-flash-gqa"),
@@ -179,7 +188,7 @@ def fa2() -> Plan:
 
 @twin(
     "fa2-split",
-    tiles=lambda width: (128, 256) if width < 128 else (64, 128),
+    tiles=lambda width, is_cut: (128, 256) if width < 128 else (64, 128),
     source=f"SDPA's flash back end with few heads, {TORCH}",
     outputs=("sdpa-flash-few",),
     least={"dq": 0.9999},
@@ -194,7 +203,7 @@ def fa2_split() -> Plan:
 
 @twin(
     "cudnn",
-    tiles=square(128),
+    tiles=always(128, 128),
     source=f"SDPA's cuDNN back end (9.19), {TORCH}",
     kernels=("sdpa-cudnn", "jax-cudnn"),
     outputs=("sdpa-cudnn", "sdpa-cudnn-gqa", "jax-cudnn-gqa"),
@@ -217,9 +226,24 @@ def cudnn() -> Plan:
     )
 
 
+# how the splits' L are combined is not known: L of half of the heads is one ulp off
+@twin(
+    "cudnn-split",
+    tiles=always(128, 128),
+    source="SDPA's cuDNN back end (9.19) with one query, torch 2.11.0 (CUDA 13.0), one H100",
+    outputs=("sdpa-cudnn-one",),
+    least={"lse": 0.0},
+)
+def cudnn_split() -> Plan:
+    """Return cuDNN's fused attention as it runs with one query: four thread blocks share the keys
+    of a head. Key tile j goes to block j mod 4, and each block has one softmax.
+    """
+    return replace(cudnn(), split_tiles=1, split_count=4)
+
+
 @twin(
     "cudnn-fp8",
-    tiles=lambda width: (64, 256),
+    tiles=always(64, 256),
     source="sdpa_fp8 and sdpa_fp8_backward of nvidia-cudnn-frontend 1.32.0, cuDNN 9.19, one H100",
     kernels=("cudnn-fp8",),
     outputs=("cudnn-fp8",),
@@ -230,17 +254,19 @@ def cudnn_fp8() -> Plan:
     The operands of all products, the output and the gradients are E4M3, and alpha l is rounded
     before a row sum is added to it. dS for dK is cast from FP32; dS for dQ is cast to FP16 first,
     so that it is rounded twice. The query heads of a key head are added before they are rounded. A
-    scale of P, `scale_s` = 2^n, is offset=n (`cudnn-fp8-s256`).
+    scale of P, `scale_s` = 2^n, is offset=n (`cudnn-fp8-s256`). Where other scales enter is taken
+    from the documentation, which multiplies products, and was compared in calls whose scales are 1.
     """
     ends = "Q K V P OUT DO P_B DS DSQ DQ_OUT DK_OUT DV_OUT"
-    plan = on_hopper(cudnn().at(Site.AL, BINARY32), tensor_core("hopper", "e4m3fn"))
+    plan = on_hopper(cudnn().at(Site.AL, BINARY32), E4M3_CORE)
     plan = rounding_to(plan, E4M3, ends).at(Site.DSR, FP16)
-    return replace(plan, ds_apart=True, backward_keys=128, offset_again=True, rounded_heads=False)
+    plan = replace(plan, ds_apart=True, backward_keys=128, offset_again=True)
+    return replace(plan, rounded_heads=False, descales=Descales.PRODUCTS)
 
 
 @twin(
     "cudnn-fp8-s256",
-    tiles=lambda width: (64, 256),
+    tiles=always(64, 256),
     source="the same with scale_s = 256",
     kernels=("cudnn-fp8-s256",),
     outputs=("cudnn-fp8-s256",),
@@ -252,14 +278,17 @@ def cudnn_fp8_s256() -> Plan:
 
 @twin(
     "sdpa-efficient",
-    tiles=lambda width: (64, 64) if width < 128 else (128, 128),
+    tiles=lambda width, is_cut: (64, 64) if width < 128 else (128, 128),
     source=f"SDPA's memory-efficient back end, {TORCH}",
     kernels=("sdpa-efficient",),
     outputs=("sdpa-efficient",),
+    wide="pv_into_o=false AO=fp64 normalized_last=true",
 )
 def efficient() -> Plan:
     """Return memory-efficient attention (CUTLASS) as torch's SDPA runs it, on tensor cores that
     take 8 products at a time.
+
+    Above 128 features the kernel keeps O in memory, which the words of `Twin.wide` say.
     """
     return replace(
         _fused(EIGHTS, lanes=2).at(Site.AL, BINARY32),
@@ -276,7 +305,7 @@ def efficient() -> Plan:
 
 @twin(
     "flex",
-    tiles=lambda width: (128, 128 if width == 64 else 64),
+    tiles=lambda width, is_cut: (128, 128 if width == 64 else 64),
     source=f"flex_attention, compiled, {TORCH}",
     kernels=("flex",),
     outputs=("flex", "flex-served"),
@@ -304,7 +333,7 @@ def flex() -> Plan:
 
 @twin(
     "triton-tutorial",
-    tiles=lambda width: (128, min(64, width)),
+    tiles=lambda width, is_cut: (128, min(64, width)),
     source="Triton's tutorial 06, triton 3.6.0, one H200",
     kernels=("triton-tutorial",),
     outputs=("triton-tutorial",),
@@ -316,7 +345,7 @@ def triton_tutorial() -> Plan:
     computes again, S_B, are not those of the forward.
     """
     plan = replace(
-        _fused(tensor_core("hopper", "fp16"), lanes=16),
+        _fused(Accumulator.tensor_core("hopper", "fp16"), lanes=16),
         log2_e=Log2E.SCALE,
         fused_exponent=True,
         row_sum=RowSum.TILES,
@@ -403,7 +432,7 @@ def _released() -> Plan:
 
 @twin(
     "qiu-yao-eager",
-    tiles=square(512),
+    tiles=always(512, 512),
     source=f"attention.py of {RELEASED}, run eagerly, {TORCH}",
     kernels=("released-eager",),
     outputs=("released-eager-512",),
@@ -419,7 +448,7 @@ def qiu_yao_eager() -> Plan:
 
 @twin(
     "qiu-yao-compiled",
-    tiles=square(512),
+    tiles=always(512, 512),
     source=f"attention.py of {RELEASED}, compiled, one tile, {TORCH}",
     kernels=("released-compiled",),
     outputs=("released-compiled-512",),
@@ -476,7 +505,7 @@ def sdpa_math() -> Plan:
 
 @twin(
     "pallas-mha",
-    tiles=square(128),
+    tiles=always(128, 128),
     source="jax.experimental.pallas.ops.gpu.attention.mha, jax 0.11.2, one H200",
     kernels=("pallas",),
     outputs=("pallas",),
@@ -499,6 +528,46 @@ def pallas_mha() -> Plan:
         delta_products=True,
         dp_from_delta=True,
     )
+
+
+@twin(
+    "tokamax-mosaic",
+    tiles=lambda width, is_cut: (64, 128 if width <= 128 else 64),
+    source=TOKAMAX,
+    kernels=("tokamax-mosaic",),
+    outputs=("tokamax-mosaic",),
+    least={"dq": 0.997, "dk": 0.997, "dv": 0.997},
+)
+def tokamax_mosaic() -> Plan:
+    """Return the forward of tokamax's attention for Hopper, which is Pallas through Mosaic.
+
+    The scores are multiplied by c inside the multiply-add of X, and a thread adds a row of a tile
+    in four sums. The backward is near to the kernel's, and not its bits: the kernel computes P from
+    m and l, as 2^X rcp(l) for dQ and as 2^X / l for dK and dV, where the plan has L.
+    """
+    return replace(
+        _fused(lanes=16),
+        log2_e=Log2E.SCALE,
+        fused_exponent=True,
+        row_sum=RowSum.SIXTEENS,
+        reciprocal=Reciprocal.RCP,
+        gradients_apart=GradientsApart.NONE,
+        backward_keys=64,
+    )
+
+
+@twin(
+    "tokamax-mosaic-stale",
+    tiles=lambda width, is_cut: (64, 128 if width <= 128 else 64),
+    source=f"{TOKAMAX}, with rescale_threshold = 2^-8",
+    kernels=("tokamax-mosaic-stale",),
+    outputs=("tokamax-mosaic-stale",),
+)
+def tokamax_mosaic_stale() -> Plan:
+    """Return `tokamax-mosaic` with a maximum that keeps its value where it would grow by a factor
+    of 2^8 or less, and alpha l rounded.
+    """
+    return replace(tokamax_mosaic().at(Site.AL, BINARY32), stale_maximum=8.0)
 
 
 @twin(
@@ -525,7 +594,60 @@ def jax_xla() -> Plan:
     )
 
 
-def _tiles_of_fa4(width: int) -> tuple[int, int]:
+H100_FA3 = "flash-attn3-jax 0.2.3 (CUDA 13.0), one H100"
+
+
+# dQ, and dK and dV of grouped heads, are added as thread blocks arrive
+@twin(
+    "fa3",
+    tiles=lambda width, is_cut: (128, 128 if is_cut else 176),
+    source=f"FlashAttention-3, {H100_FA3}",
+    kernels=("fa3",),
+    outputs=("fa3", "fa3-gqa"),
+    least={"dq": 0.9999},
+)
+def fa3() -> Plan:
+    """Return FlashAttention-3, compiled for 128 features; heads with fewer run in it too.
+
+    X is one multiply-add of S, c and c m, forward and backward. Key tiles go from the last to the
+    first; they have 176 keys, or 128 in causal calls, in those with a window and in the backward.
+    dK and dV go up through the queries. Parts of dQ are added in memory as thread blocks arrive,
+    and so are, with grouped heads, dK and dV, in FP32.
+
+    Compared with 32, 64 and 128 features, causal, full and with a window, one head and four on one
+    key head, and in FP16. In full calls flash-attn3-jax 0.2.3 gives its backward too little memory,
+    with which some gradients are not those of any call (docs/findings/kernels.md).
+    """
+    return replace(
+        _fused(lanes=16),
+        log2_e=Log2E.MAXIMUM,
+        fused_exponent=True,
+        reciprocal=Reciprocal.RCP,
+        key_order=KeyOrder.DESCENDING,
+        query_order=QueryOrder.FROM_DIAGONAL,
+        backward_keys=128,
+    )
+
+
+@twin(
+    "fa3-e4m3",
+    tiles=always(128, 224),
+    source=f"the forward of FlashAttention-3 in E4M3, {H100_FA3}",
+    kernels=("fa3-fp8",),
+    outputs=("fa3-fp8",),
+)
+def fa3_e4m3() -> Plan:
+    """Return the forward of FlashAttention-3 in E4M3, without the scales of a call.
+
+    P is multiplied by 2^8, and the offset enters c m - 8 as one multiply-add, so CM is not rounded.
+    The tensor core adds products of FP8 to O itself, 32 at a time. The output is BF16. The kernel
+    has no backward; the plan's is that of fa2-bf16.
+    """
+    plan = fa3().adding(Site.S, E4M3_CORE).adding(Site.PV, E4M3_CORE).at(Site.CM, BINARY64)
+    return replace(rounding_to(plan, E4M3, "Q K V P"), offset=8)
+
+
+def _tiles_of_fa4(width: int, is_cut: bool) -> tuple[int, int]:
     """Return the tiles of FlashAttention-4's forward on Hopper.
 
     Its backward has key tiles of 96 above 128 features and of 48 above 192, so that dQ of such
@@ -540,7 +662,7 @@ def _tiles_of_fa4(width: int) -> tuple[int, int]:
 @twin(
     "fa4-hopper",
     tiles=_tiles_of_fa4,
-    source="flash-attn-4 4.0.0b36, 64 and 128 features, torch 2.11.0 (CUDA 13.0), one H100",
+    source="flash-attn-4 4.0.0b36, 64, 96 and 128 features, torch 2.11.0 (CUDA 13.0), one H100",
     kernels=("fa4",),
     outputs=("fa4", "fa4-gqa"),
     least={"dq": 0.9999, "fa4-gqa/dk": 0.9999, "fa4-gqa/dv": 0.9998},
@@ -555,25 +677,24 @@ def fa4_hopper() -> Plan:
     the last keys reach a query first, which is also the order of the deterministic mode. With
     grouped heads dK and dV are added in FP32 in the order of arrival too, and rounded once.
 
-    Compared with 64 and 128 features, causal and full, one head and four on one key head. A softcap
-    of the kernel is computed with the instruction tanh.approx, which this plan does not have.
+    Compared with 64 and 128 features, causal and full, one head and four on one key head, and with
+    96 features, causal. A softcap divides, ends in the instruction tanh.approx and is rounded as a
+    score (`cap_apart`); its derivative is one multiply-add. It was compared with 128 features,
+    causal.
     """
-    plan = _fused().adding(Site.DELTA, octet_pairs(16))
     return replace(
-        plan,
-        log2_e=Log2E.MAXIMUM,
-        fused_exponent=True,
+        fa3().at(Site.TT, BINARY64).adding(Site.DELTA, octet_pairs(16)),
         row_sum=RowSum.PAIRED_LANES,
-        reciprocal=Reciprocal.RCP,
         log=Logarithm.LG2_SUM,
-        key_order=KeyOrder.DESCENDING,
-        query_order=QueryOrder.FROM_DIAGONAL,
+        tanh=Tanh.APPROX,
+        cap_apart=True,
+        backward_keys=0,
     )
 
 
 @twin(
     "sage-int8",
-    tiles=lambda width: (128, 64),
+    tiles=always(128, 64),
     source="SageAttention 1.0.6, torch 2.11.0 (CUDA 13.0), one H100",
     kernels=("sage-int8",),
     outputs=("sage-int8",),
@@ -596,7 +717,7 @@ def sage_int8() -> Plan:
     plan = rounding_to(rounding_to(plan, FP16, "V P PV"), BINARY64, "AL AO").at(Site.KM, BF16)
     plan = plan.adding(Site.S, Accumulator(step=BINARY64))  # exact, as integers are
     return replace(
-        plan.adding(Site.PV, tensor_core("hopper", "fp16", "fp16")),
+        plan.adding(Site.PV, Accumulator.tensor_core("hopper", "fp16", "fp16")),
         exp=Exponential.EX2,
         log2_e=Log2E.SCALE,
         fused_exponent=True,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from roundscope.attention.events.hook import Events
+from roundscope.attention.hook import Events
 from roundscope.attention.plans.choices import BackwardExponent, Exponential, Log2E, RescaledSum
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site

@@ -10,7 +10,7 @@ multiply-add of beta A + O.
 
 from types import ModuleType
 
-from roundscope.attention.events.hook import Events
+from roundscope.attention.hook import Events
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.records import Kept

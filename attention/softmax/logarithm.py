@@ -6,7 +6,7 @@ over several thread blocks of a GPU. They are computed from the L of each split.
 
 import math
 
-from roundscope.attention.events.hook import Events
+from roundscope.attention.hook import Events
 from roundscope.attention.plans.choices import Log2E, Logarithm
 from roundscope.attention.sites import Site
 from roundscope.attention.softmax.exponents import LOG2_E32, base2_scale

@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 from types import ModuleType
 
-from roundscope.attention.events.hook import Events
+from roundscope.attention.hook import Events
 from roundscope.attention.plans.choices import Stabilizer
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site

@@ -10,7 +10,7 @@ delta) EXP. Here delta is the sum of (dP / l^2) EXP over the keys, which is rows
 from dataclasses import replace
 from types import ModuleType
 
-from roundscope.attention.events.hook import Events
+from roundscope.attention.hook import Events
 from roundscope.attention.plans.choices import Reciprocal, RowSum, Sinks
 from roundscope.attention.sites import Site
 from roundscope.emu.backends.ops import Array
@@ -42,6 +42,8 @@ def new_row_sum(at: Events, al: Array, e: Array) -> Array:
         return at(Site.L, at.ops.odd_sum(al, whole))
     if how is RowSum.EIGHTS:
         return at(Site.L, *_sum_in_eights(at, al, e))
+    if how is RowSum.SIXTEENS:
+        return at(Site.L, at.ops.odd_sum(al, at(Site.ROWSUM, *_sum_in_sixteens(at, e))))
     l = al
     for lo in range(0, e.shape[1], 32):
         own, exact = sum_in_lanes(
@@ -125,18 +127,44 @@ def _sum_in_eights(at: Events, al: Array, e: Array) -> tuple[Array, Array | None
     The last addition is not rounded yet. The second result is the sum in binary64 if there is an
     Exact() injection at L, else None.
     """
-    xp, (rows, columns) = at.ops.xp, e.shape
-    if missing := -columns % 8:
-        e = xp.concatenate([e, xp.zeros((rows, missing))], axis=1)
-    own = e.reshape(rows, -1, 8).transpose(0, 2, 1).reshape(rows * 8, -1)
+    xp, rows = at.ops.xp, e.shape[0]
     start = xp.where(xp.arange(8) == 0, al[:, None], 0.0)
-    total, exact = at.sum(
-        Site.ROWSUM, own, xp.ones((own.shape[1], 1)), init=start.reshape(-1, 1), event=Site.L
-    )
+    total, exact = _sum_by_column(at, e, start, Site.L)
     lanes = total.reshape(rows, 4, 2)
     for half in (2, 1):  # (0 + 1) + (2 + 3), of pairs
         lanes = at.ops.round(lanes.reshape(rows, half, 2, 2).sum(axis=2), at.plan[Site.LANES], None)
-    return lanes.sum(axis=(1, 2)), None if exact is None else exact.reshape(rows, 8).sum(axis=1)
+    return lanes.sum(axis=(1, 2)), exact
+
+
+def _sum_in_sixteens(at: Events, e: Array) -> tuple[Array, Array | None]:
+    """Return rowsum(e), (bq,), in sixteen lanes: column j belongs to lane j % 16.
+
+    The last addition is not rounded yet. The second result is the sum in binary64 if there is an
+    Exact() injection at ROWSUM, else None.
+    """
+    rows = e.shape[0]
+    lanes, exact = _sum_by_column(at, e, at.ops.xp.zeros((rows, 16)), Site.ROWSUM)
+    lanes = lanes.reshape(rows, 2, 4, 2)  # the four of a thread, and then the threads
+    for axis in (1, 2):
+        lanes = at.ops.round(lanes.sum(axis=axis), at.plan[Site.LANES], None)
+    return _in_pairs(at, lanes), exact
+
+
+def _sum_by_column(at: Events, e: Array, start: Array, event: Site) -> tuple[Array, Array | None]:
+    """Return start (bq, n) plus, in lane j % n, the sum of the columns j of e (bq, bk).
+
+    The second result is the whole sum in binary64, (bq,), if there is an Exact() injection at the
+    event, else None.
+    """
+    xp, (rows, columns), lanes = at.ops.xp, e.shape, start.shape[1]
+    if missing := -columns % lanes:
+        e = xp.concatenate([e, xp.zeros((rows, missing))], axis=1)
+    own = e.reshape(rows, -1, lanes).transpose(0, 2, 1).reshape(rows * lanes, -1)
+    total, exact = at.sum(
+        Site.ROWSUM, own, xp.ones((own.shape[1], 1)), init=start.reshape(-1, 1), event=event
+    )
+    total = total.reshape(rows, lanes)
+    return total, None if exact is None else exact.reshape(rows, lanes).sum(axis=1)
 
 
 def added_lanes(at: Events, l: Array) -> Array:

@@ -6,7 +6,7 @@ gpt-oss has sinks (arXiv 2508.10925). A sink enters as a key, or is added to the
 
 import math
 
-from roundscope.attention.events.hook import Events
+from roundscope.attention.hook import Events
 from roundscope.attention.plans.choices import Log2E, Sinks
 from roundscope.attention.sites import Site
 from roundscope.attention.softmax.exponents import LOG2_E32, exponent, exponential

@@ -1,46 +1,65 @@
 """Scores that a softcap c bounds: c tanh(scale S / c), as in Gemma 2 (arXiv 2408.00118, section 2).
 
 The events are SS = scale S, then CAP = SS / c, then TANH, each rounded. After that, TANH takes the
-place of S, and c takes the place of the scale. FlashAttention-4 uses the hardware instruction
-tanh.approx, whose results are not modeled here.
+place of S, and c takes the place of the scale. In plans with `cap_apart` CT = c TANH is rounded too
+and takes the place of S, and the scale is 1.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
-from roundscope.attention.events.hook import Events
+from roundscope.attention.hook import Events
 from roundscope.attention.plans.choices import CappedBy, Tanh
 from roundscope.attention.sites import Site
 from roundscope.emu.backends.ops import Array
 from roundscope.emu.functions import tanh64
+from roundscope.emu.instructions.approximate import tanh_approx
 from roundscope.emu.instructions.polynomials import tanhf
 from roundscope.emu.roundings.modes import BINARY32
 
-FORWARD = (Site.SS, Site.CAP, Site.TANH)
-BACKWARD = (Site.SS_B, Site.CAP_B, Site.TANH_B)
+FORWARD = (Site.SS, Site.CAP, Site.TANH, Site.CT)
+BACKWARD = (Site.SS_B, Site.CAP_B, Site.TANH_B, Site.CT_B)
+
+
+class Capped(NamedTuple):
+    """The scores (bq, bk), the factor that makes them logits, and TANH, (bq, bk).
+
+    The first two are S and the scale without a softcap c; TANH and c with one; and CT and 1 in
+    plans with `cap_apart`. Without a softcap `tanh` is S.
+    """
+
+    s: Array
+    factor: Array | float
+    tanh: Array
 
 
 def capped(
-    at: Events, scale: float, s: Array, sites: tuple[Site, Site, Site] = FORWARD
-) -> tuple[Array, Array | float]:
-    """Return the scores and the factor that makes them logits.
+    at: Events, scale: float, s: Array, sites: tuple[Site, Site, Site, Site] = FORWARD
+) -> Capped:
+    """Return the scores S of a tile, bounded by the softcap of the plan if it has one.
 
-    These are (S, scale), or (TANH, c) in a plan with a softcap c.
-
-    sites: the sites of SS, CAP and TANH, in the forward or in the backward.
+    sites: the sites of SS, CAP, TANH and CT, in the forward or in the backward.
     """
     if not at.plan.softcap:
-        return s, scale
-    cap, ops = _cap(at), at.ops
-    scaled, quotient, tanh = sites
+        return Capped(s, scale, s)
+    ops, (scaled, quotient, of_tanh, apart) = at.ops, sites
     x = at(quotient, _by_cap(at, at(scaled, ops.multiply(s, scale))))
-    if at.plan.tanh is Tanh.CUDA:
-        return at(tanh, ops.call(tanhf, ops.round(x, BINARY32, None))), cap
-    return at(tanh, ops.call(tanh64, x)), cap
+    if at.plan.tanh is Tanh.CORRECT:
+        tanh = at(of_tanh, ops.call(tanh64, x))
+    else:
+        function = tanhf if at.plan.tanh is Tanh.CUDA else tanh_approx
+        tanh = at(of_tanh, ops.call(function, ops.round(x, BINARY32, None)))
+    if at.plan.cap_apart:
+        return Capped(at(apart, ops.multiply(tanh, _cap(at))), 1.0, tanh)
+    return Capped(tanh, _cap(at), tanh)
 
 
 def factor(at: Events, scale: float) -> Array | float:
     """Return the factor that `capped` returns, by which the maximum is multiplied too."""
-    return _cap(at) if at.plan.softcap else scale
+    if not at.plan.softcap:
+        return scale
+    return 1.0 if at.plan.cap_apart else _cap(at)
 
 
 def uncapped(at: Events, ds: Array, tanh: Array) -> Array:
@@ -50,7 +69,7 @@ def uncapped(at: Events, ds: Array, tanh: Array) -> Array:
     differentiates step by step (`CappedBy.CHAIN`), DCT = c DSC comes before DCAP, and DCQ = DCAP /
     c after it.
 
-    ds: the gradient of the capped scores; tanh: the first result of `capped`; both (bq, bk).
+    ds: the gradient of the capped scores; tanh: that of `capped`; both (bq, bk).
     """
     ops, cap = at.ops, _cap(at)
     slope = at(

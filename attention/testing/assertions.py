@@ -150,7 +150,7 @@ def assert_as_good_as(
         return draw(kind, seed=seed + look, is_causal=is_causal, dtype=dtype, **sizes)
 
     called = kernel_of(kernel, library=library, layout=layout, dtype=dtype, backward=backward)
-    theirs, margins = reference(plan, features, dtype, block_q, block_k), margins or Margins()
+    theirs, margins = reference(plan, dtype, block_q, block_k), margins or Margins()
     compared = compare(
         called,
         theirs,
@@ -329,7 +329,7 @@ def assert_invariant(
         return
     if plan is None:
         raise ValueError("plan=None: bits=False needs the plan that the kernel claims, as 'fa2'")
-    theirs = reference(plan, x.q.shape[-1], dtype)
+    theirs = reference(plan, dtype)
     cases = check_invariance(
         called, theirs, x, margins=margins or Margins(), dtype=dtype, kinds=kinds
     )

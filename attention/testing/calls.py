@@ -1,12 +1,12 @@
 """The inputs and the outputs of one call of an attention kernel."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from roundscope.attention.alignment import Alignment
+from roundscope.attention.inputs.alignment import Alignment
 from roundscope.emu.testing.foreign import ForeignError
 
 PARTS = ("out", "dq", "dk", "dv")  # of a function that is given dO
@@ -25,6 +25,8 @@ class Inputs:
         window, softcap, sinks, mask: as in `roundscope.attend`; None for none, and most kernels
             support none.
         alignment: as in `roundscope.attend`; None is top-left, and nobody has said so.
+        scales: as in `roundscope.attend`, (B, G), of a call whose q, k and v here are the stored
+            numbers times descale_q, descale_k and descale_v; None for none.
     """
 
     q: np.ndarray
@@ -38,6 +40,7 @@ class Inputs:
     sinks: np.ndarray | None = None
     mask: np.ndarray | None = None
     alignment: Alignment | None = None
+    scales: Mapping[str, np.ndarray] | None = None
 
     def __repr__(self) -> str:
         """Return the shapes and the options, without the numbers of the arrays."""
@@ -48,6 +51,11 @@ class Inputs:
             if value is not None
         ]
         return f"Inputs({', '.join(told)})"
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether causality or a window hides keys from a query."""
+        return self.is_causal or bool(self.window)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -8,9 +8,9 @@ import numpy as np
 
 from roundscope.attention import examine
 from roundscope.attention.arguments import block_given, plan_given
-from roundscope.attention.plans.half import half
+from roundscope.attention.plans.named import half
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.plans.twins import TWINS
+from roundscope.attention.plans.twins import TWINS, Tiles, always
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import RESULTS
 
@@ -19,26 +19,32 @@ TILE = 128  # of plans that are no twin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """A plan with the tiles on which it runs."""
+    """A plan with the tiles on which it runs: those of its kernel, where no others are given."""
 
     plan: Plan
-    block_q: int
-    block_k: int
+    tiles: Tiles
+    block_q: int | None = None
+    block_k: int | None = None
 
     def outputs(self, x: Inputs, backward: bool) -> Outputs:
         """Return what the plan gives on some inputs."""
         do = x.do if backward else None
-        how: Any = {"plan": self.plan, "record": None, "engine": "numpy", "block_q": self.block_q}
-        keys = min(self.block_k, x.k.shape[1])
+        block_q, block_k = self.tiles(x.q.shape[-1], x.is_cut)
+        how: Any = {
+            "plan": self.plan,
+            "record": None,
+            "engine": "numpy",
+            "block_q": self.block_q or block_q,
+            "block_k": min(self.block_k or block_k, x.k.shape[1]),
+        }
         with np.errstate(all="ignore"):
-            results = examine(x.q, x.k, x.v, do, block_k=keys, **how, **x.options)
+            results = examine(x.q, x.k, x.v, do, **how, **x.options)
         names = RESULTS if backward else ("out",)
         return Outputs(**{n: np.asarray(getattr(results, n), np.float32) for n in names})
 
 
 def reference(
     plan: Plan | str,
-    features: int,
     dtype: str = "bfloat16",
     block_q: int | None = None,
     block_k: int | None = None,
@@ -51,7 +57,6 @@ def reference(
     In FP16 a plan that is given by its name has FP16 in place of BF16.
     """
     twin = TWINS[plan] if isinstance(plan, str) and plan in TWINS else None
-    rows, keys = twin.tiles(features) if twin else (TILE, TILE)
     chosen = twin.plan if twin else plan_given(plan)
     if dtype == "float16" and isinstance(plan, str):
         chosen = half(chosen)
@@ -59,6 +64,7 @@ def reference(
         chosen = chosen.changed(*changes)
     return Reference(
         plan=chosen,
-        block_q=rows if block_q is None else block_given("block_q", block_q),
-        block_k=keys if block_k is None else block_given("block_k", block_k),
+        tiles=twin.tiles if twin else always(TILE, TILE),
+        block_q=None if block_q is None else block_given("block_q", block_q),
+        block_k=None if block_k is None else block_given("block_k", block_k),
     )

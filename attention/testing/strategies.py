@@ -15,17 +15,7 @@ from hypothesis.vendor.pretty import RepresentationPrinter, for_type_by_name
 from roundscope.attention import PRESETS, Plan, Site
 from roundscope.attention.arguments import plan_given
 from roundscope.attention.grammar.injections import check_held
-from roundscope.attention.injection import (
-    AddUlps,
-    Bias,
-    Exact,
-    FlipBit,
-    Injection,
-    Noise,
-    SetTo,
-    What,
-    Where,
-)
+from roundscope.attention.injection import Injection
 from roundscope.attention.places import Sizes, limits
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import BACKWARD, Axes
@@ -34,6 +24,7 @@ from roundscope.attention.testing.calls import Inputs
 from roundscope.attention.testing.families import FAMILIES, draw
 from roundscope.attention.testing.foreign.user import TYPES
 from roundscope.emu.errors import unknown
+from roundscope.events.injection import AddUlps, Bias, Exact, FlipBit, Noise, SetTo, What, Where
 
 Count = int | st.SearchStrategy[int] | None
 """A number, a strategy of numbers, or None for the usual one."""

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from roundscope.attention import PRESETS, PRODUCTS, Plan, Site
 from roundscope.attention.places import absent
-from roundscope.attention.plans.checks import check_factors
 from roundscope.attention.plans.record import CHOICES as OF_PLANS
 from roundscope.attention.plans.twins import TWINS
+from roundscope.events.plan import check_factors
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -37,7 +37,7 @@ OVERFLOWS = words("inf nan saturate")
 RULES = words("floor ceil even bump rceil nearest")
 ORDERS = words(
     "ascending pairwise halves exact chunked1 chunked3 strided2 strided32 octets8 octets2 "
-    "octet-pairs16 warps4 warps1"
+    "octet-pairs16 warps4 warps1 cascade8"
 )
 TENSOR_CORES = words(
     "volta:fp16 volta:fp16:fp16 turing:fp16:fp16 ampere:bf16 ampere:tf32 ada:e4m3fn "

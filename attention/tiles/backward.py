@@ -11,8 +11,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from roundscope.attention import algorithm
-from roundscope.attention.events.hook import Events
-from roundscope.attention.events.recorder import Seen
+from roundscope.attention.hook import Events
 from roundscope.attention.plans.choices import DeltaFrom, ScaleOfGradient
 from roundscope.attention.sites import Site
 from roundscope.attention.softmax.row_sums import reciprocal
@@ -31,9 +30,11 @@ from roundscope.attention.tiles.loops import (
     whole_head,
 )
 from roundscope.attention.tiles.orders import Pass, merged, passes
-from roundscope.attention.tiles.records import Gradients, Index, Operands, Residuals, Sums
+from roundscope.attention.tiles.records import Gradients, Operands, Residuals, Sums
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.roundings.modes import BINARY32
+from roundscope.events.place import Index
+from roundscope.events.recorder import Seen
 
 _OPERANDS = Operands(  # the events whose results a tile reads
     (Site.Q, Site.QS), (Site.K, Site.KS, Site.KC), Site.V, Site.DO, Site.LSE, Site.DELTA
@@ -75,7 +76,7 @@ def backward(
     rounds later; and delta (T,). The sums begin at 0. A tile adds to them only in rows and keys
     that have a visible score in it, so a row without a visible key has dQ = 0.
     """
-    xp, (q, k, v, mask, sink) = ops.xp, given.inputs
+    xp, (q, k, v, mask, sink, *_) = ops.xp, given.inputs
     delta, seen_first = deltas(ops, setup, head, given, do)
     q_tiles, do_tiles, lse_tiles, delta_tiles = (
         in_tiles(x, setup.block_q) for x in (q, do, given.results.lse, delta)
@@ -189,7 +190,7 @@ def _delta_from_p_dp(
     The second is too, unless an Exact() injection at DELTA needs it in binary64. Nothing is
     recorded here, since `backward` has the same events and records them.
     """
-    q, k, v, mask, sink = given.inputs
+    q, k, v, mask, sink, *_ = given.inputs
     masks = mask_tiles(setup, mask)
     of_q, of_do, of_lse = (in_tiles(x, setup.block_q) for x in (q, do, given.results.lse))
     rows = _Queries(of_q, of_do, of_lse, None, None, masks)

@@ -9,8 +9,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from roundscope.attention import algorithm
-from roundscope.attention.events.hook import Events
-from roundscope.attention.events.recorder import Seen, merged
+from roundscope.attention.hook import Events
 from roundscope.attention.plans.choices import KeyOrder, Sinks
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
@@ -32,12 +31,13 @@ from roundscope.attention.tiles.orders import cut_by
 from roundscope.attention.tiles.records import (
     AnyState,
     FlushedState,
-    Index,
     Inputs,
     Results,
     State,
 )
 from roundscope.emu.backends.ops import Array, Ops, mapped
+from roundscope.events.place import Index
+from roundscope.events.recorder import Seen, merged
 
 _STATE = (Site.M, Site.L, Site.O)  # the events whose results a state has
 _OPERANDS = ((Site.Q, Site.QS), (Site.K, Site.KS), Site.V)
@@ -97,14 +97,18 @@ def forward(
         carry: None, i: Index, x: _Queries
     ) -> tuple[None, tuple[tuple[AnyState, ...], Any]]:
         """Return the state of query tile i after all key tiles, and what was recorded of them."""
-        order = masked_tiles_first(xp, setup, i) if masked_first else None
+        first_masked = masked_tiles_first(xp, setup, i) if masked_first else None
 
-        def one_split(first: int, last: int) -> tuple[AnyState, Seen]:
-            """Return the same for the key tiles from `first` to `last` - 1."""
+        def one_split(own: Sequence[int]) -> tuple[AnyState, Seen]:
+            """Return the same for the key tiles of a split, by their numbers."""
+            first, last = own[0], own[-1] + 1
+            has_gaps = last - first > len(own)
+            order = xp.asarray(own[::-1] if descending else own) if has_gaps else first_masked
+            turned = descending and order is None
 
             def key_tile(state: AnyState, n: Index, y: _Keys) -> tuple[AnyState, Seen]:
                 """Return the state after the n-th key tile, y, and what was recorded of it."""
-                j = last - 1 - n if descending else first + n if order is None else order[n]
+                j = last - 1 - n if turned else first + n if order is None else order[n]
                 tile = tile_at(ops, setup, head, i, j, y.mask, state.m > -xp.inf)
 
                 if isinstance(state, FlushedState):
@@ -117,16 +121,18 @@ def forward(
                 return if_any(ops, setup, tile, masks, compute, state)
 
             state = algorithm.start(xp, setup.plan, setup.block_q, features, x.sinks)
-            own = slice(first, last) if order is None else order
-            mine = mapped(lambda x: None if x is None else x[own], keys._replace(mask=x.mask))
-            state, seen = ops.scan(key_tile, state, backwards(mine) if descending else mine)
+            taken = slice(first, last) if order is None else order
+            mine = mapped(lambda x: None if x is None else x[taken], keys._replace(mask=x.mask))
+            state, seen = ops.scan(key_tile, state, backwards(mine) if turned else mine)
             if order is not None:
-                back = xp.argsort(order)
-                seen = mapped(lambda x: None if x is None else x[back], seen)
-            return state, backwards(seen) if descending else seen
+                seen = in_order(xp, order, seen)
+            return state, backwards(seen) if turned else seen
 
-        states, seen = zip(*(one_split(*ends) for ends in splits), strict=True)
-        return None, (states, joined(xp, seen, [last - first for first, last in splits]))
+        states, seen = zip(*map(one_split, splits), strict=True)
+        every = joined(xp, seen, list(map(len, splits)))
+        if setup.plan.split_count:
+            every = in_order(xp, xp.asarray([j for own in splits for j in own]), every)
+        return None, (states, every)
 
     queries = in_tiles(inputs.q, setup.block_q)
     own_sinks = in_tiles(sinks, setup.block_q) if is_first else None
@@ -155,7 +161,7 @@ def _finish(at: Events, setup: Setup, state: AnyState, sinks: tuple[Array, ...])
     """Return the results of a head from its state; sinks: the sink that is added now, if any."""
     rows = at.ops.xp.arange(state.m.shape[0])
     apart = rows < setup.block_q if has_first_tile_apart(setup) else None
-    return algorithm.finish(at, setup.of_scores, state, apart, *sinks)
+    return algorithm.finish(at, setup.of_scores, state, apart, *sinks, of_output=setup.of_output)
 
 
 def has_first_tile_apart(setup: Setup) -> bool:
@@ -178,7 +184,7 @@ def _combined(
         own = whole_events(ops, setup, head, mask)
         rows = own.tile.rows & (state.m > -ops.xp.inf)
         hooks.append(own := replace(own, tile=replace(own.tile, rows=rows)))
-        parts.append((own, *algorithm.finish_split(own, setup.of_scores, state)))
+        parts.append((own, *algorithm.finish_split(own, setup.of_scores, state, setup.of_output)))
     results = algorithm.combine(at, parts)
     return results, counted_together(ops.xp, [own.seen() for own in (*hooks, at)])
 
@@ -193,14 +199,23 @@ def masked_tiles_first(xp: ModuleType, setup: Setup, i: Index) -> Array:
     return xp.argsort(xp.where(is_cut, 0, 1), stable=True)
 
 
-def splits_of(plan: Plan, key_tiles: int) -> Iterator[tuple[int, int]]:
-    """Yield the first key tile of each split and the tile after its last.
+def splits_of(plan: Plan, key_tiles: int) -> Iterator[Sequence[int]]:
+    """Yield the numbers of the key tiles of each split, ascending.
 
-    FlashAttention-2 splits the keys over thread blocks of a GPU if heads are few. In a plan without
+    FlashAttention-2 splits the keys over thread blocks of a GPU if heads are few, into parts that
+    are next to each other. cuDNN deals the tiles to its thread blocks in turn. In a plan without
     splits, one split has all tiles.
     """
     size = plan.split_tiles or key_tiles
-    yield from ((first, min(first + size, key_tiles)) for first in range(0, key_tiles, size))
+    parts = [range(key_tiles)[first : first + size] for first in range(0, key_tiles, size)]
+    count = min(plan.split_count or len(parts), len(parts))
+    yield from ([j for part in parts[own::count] for j in part] for own in range(count))
+
+
+def in_order(xp: ModuleType, numbers: Array, seen: Any) -> Any:
+    """Return what was recorded of tiles, whose first axis has these numbers, in their order."""
+    back = xp.argsort(numbers)
+    return mapped(lambda x: None if x is None else x[back], seen)
 
 
 def joined(xp: ModuleType, parts: Sequence[Any], sizes: Sequence[int]) -> Any:

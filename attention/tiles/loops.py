@@ -14,21 +14,25 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from roundscope.attention.events.hook import Events
-from roundscope.attention.events.recorder import Record, Recorder, Seen
+from roundscope.attention.hook import Events
 from roundscope.attention.injection import Injection
 from roundscope.attention.plans.choices import Log2E, Sinks
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.recording import Record
 from roundscope.attention.sites import KEY_SITES, Site
 from roundscope.attention.softmax.exponents import in_base2
 from roundscope.attention.tiles import sample
 from roundscope.attention.tiles.orders import Bounds, Flag, cut_by
-from roundscope.attention.tiles.records import Index
+from roundscope.attention.tiles.records import Inputs
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array, Ops, mapped
+from roundscope.emu.functions import LOG2_E
 from roundscope.emu.instructions.polynomials import LN_2
 from roundscope.emu.roundings.modes import BINARY32, BINARY64
 from roundscope.emu.sums.accumulator import Accumulator, accumulate
+from roundscope.events import hook
+from roundscope.events.place import Index
+from roundscope.events.recorder import Recorder, Seen
 
 # what the setups of calls in this context have
 PROGRAMS_FROM: ContextVar[float] = ContextVar("programs_from", default=2**18)
@@ -68,14 +72,14 @@ class Setup:
     whole_scale       the scale before that rounding
     is_causal         whether a query sees the keys up to its own position only
     shift             the key at which query 0 stands in a causal or windowed call: 0, or keys -
-                      queries if both are counted from the last (`attention.alignment`)
+                      queries if both are counted from the last (`attention.inputs.alignment`)
     inject, record    the injections, and what a trace keeps (None for no trace)
     some              the heads that a fused kernel computes; None for all. If it is given, `heads`
                       and `key_heads` count only the heads of the kernel's arrays
     programs_from     the least scores of a call whose tiles the NumPy engine computes by programs
                       (`engines.fused`)
-    key_rows          rows of k with padding, where the tiles are not those that it was padded for
     only_triton       whether the kernels for Hopper are left out, which have the same bits
+    of_output         the factor of a head's output, or None
     """
 
     plan: Plan
@@ -92,7 +96,7 @@ class Setup:
     inject: tuple[Injection, ...] = ()
     record: Record | None = None
     some: SomeHeads | None = None
-    key_rows: int = 0
+    of_output: Any = None
     programs_from: float = field(default_factory=lambda: PROGRAMS_FROM.get())
     only_triton: bool = field(default_factory=lambda: ONLY_TRITON.get())
 
@@ -136,12 +140,34 @@ class Setup:
     @property
     def key_tiles(self) -> int:
         """How many key tiles a head has; the last one is padded if necessary."""
-        return -(-(self.key_rows or self.keys) // self.block_k)
+        return -(-self.keys // self.block_k)
 
     @property
     def every(self) -> int:
         """`Record.every`: the n of a trace that summarizes one query tile and one key tile in n."""
         return 1 if self.record is None else self.record.every
+
+
+def with_scales(ops: Ops, setup: Setup, inputs: Inputs) -> Setup:
+    """Return the setup of a head whose inputs have factors of the scores or of the output.
+
+    In plans that multiply the scores by c = binary32(scale log2 e), c times the factor is rounded
+    to binary32, as in FlashAttention-3 (`softmax_scale_log2 *= q_descale * k_descale`), and the
+    scale is that over log2 e; in others the scale times the factor is.
+    """
+    if inputs.of_scores is None and inputs.of_output is None:
+        return setup
+    scale: Any = setup.scale
+    if inputs.of_scores is not None:
+        plan = setup.plan
+        in_c = plan.log2_e in (Log2E.SCALE, Log2E.MAXIMUM) and not plan.softcap
+        factor = in_base2(ops, plan, scale) if in_c else scale
+        own = ops.multiply(ops.xp.reshape(inputs.of_scores, (1,)), factor)
+        if plan[Site.SCALED].format.precision <= BINARY32.format.precision:
+            own = ops.round(own, BINARY32, None)
+        own = ops.divide(own, ops.xp.full_like(own, LOG2_E)) if in_c else own
+        scale = float(own[0]) if isinstance(own, np.ndarray) else own[0]
+    return replace(setup, scale=scale, of_output=inputs.of_output)
 
 
 def events_at(
@@ -153,7 +179,7 @@ def events_at(
     sink    the logit of the head's sink, a scalar, or None
     """
     recorder = None if silent or setup.record is None else Recorder(ops, tile, setup.record)
-    return Events(ops, setup.plan, tile, setup.inject, recorder, sink)
+    return hook.Events(ops, setup.plan, tile, setup.inject, recorder, sink)
 
 
 def whole_events(
@@ -335,9 +361,27 @@ def computed(
 def of_backward(setup: Setup) -> Setup:
     """Return the setup of the backward, with key tiles of the plan's `backward_keys`."""
     keys = setup.plan.backward_keys
-    if not 0 < keys < setup.block_k:
-        return setup
-    return replace(setup, block_k=keys, key_rows=setup.key_tiles * setup.block_k)
+    return replace(setup, block_k=keys) if 0 < keys < setup.block_k else setup
+
+
+def in_whole_tiles(xp: Any, setup: Setup, inputs: Inputs) -> Inputs:
+    """Return the inputs of all heads with the keys of whole tiles of this setup.
+
+    Keys beyond the last one, by which other tiles were filled, are dropped, and zeros are added.
+    """
+    rows = setup.key_tiles * setup.block_k
+
+    def filled(x: Array | None, axis: int) -> Array | None:
+        if x is None or x.shape[axis] == rows:
+            return x
+        cut = x[(*(slice(None),) * axis, slice(rows))]
+        pad = [(0, 0)] * x.ndim
+        pad[axis] = (0, rows - cut.shape[axis])
+        return xp.pad(cut, pad)
+
+    return inputs._replace(
+        k=filled(inputs.k, 1), v=filled(inputs.v, 1), mask=filled(inputs.mask, 2)
+    )
 
 
 def bounds(setup: Setup, i: Index, j: Index) -> tuple[Bounds, Bounds]:

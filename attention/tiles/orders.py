@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 from roundscope.attention.plans.choices import QueryOrder
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.tiles.records import Index
 from roundscope.emu.backends.ops import Array, mapped
+from roundscope.events.place import Index
 
 Bounds: TypeAlias = tuple[Index, Index]  # of a tile: its first row and the row after its last
 Flag: TypeAlias = bool | Array

@@ -9,10 +9,6 @@ from typing import NamedTuple, TypeAlias
 
 from roundscope.emu.backends.ops import Array
 
-# a number that counts heads, tiles or rows: an int of Python, or an integer of the array library,
-# as in a loop under XLA, where it is traced
-Index: TypeAlias = int | Array
-
 
 class Inputs(NamedTuple):
     """What a forward reads, rounded by the events of the inputs.
@@ -21,6 +17,8 @@ class Inputs(NamedTuple):
     k, v  (S, H) and (S, Hv); of all heads, those of key heads
     mask  (T, S) of bool, padded with False, or None
     sink  the logit of the head's sink, a scalar, or None
+    of_scores, of_output  the factors of the head's scores and of its output, scalars, or None
+          (`attention.inputs.scales`)
     """
 
     q: Array
@@ -28,6 +26,8 @@ class Inputs(NamedTuple):
     v: Array
     mask: Array | None = None
     sink: Array | None = None
+    of_scores: Array | None = None
+    of_output: Array | None = None
 
 
 class Kept(NamedTuple):
@@ -65,12 +65,37 @@ class FlushedState(NamedTuple):
     kept: Kept
 
 
-AnyState: TypeAlias = State | FlushedState
+class Last(NamedTuple):
+    """The parts of O after a key tile, from which the output is computed in the last one.
+
+    alpha  the rescaling factor of the tile, (rows,)
+    o      O before it, (rows, Hv)
+    pv     P V, (rows, Hv)
+    """
+
+    alpha: Array
+    o: Array
+    pv: Array
 
 
-def state_of(m: Array, l: Array, o: Array, *kept: Kept) -> AnyState:
+class PartedState(NamedTuple):
+    """The state in plans with `normalized_last`."""
+
+    m: Array
+    l: Array
+    o: Array
+    last: Last
+
+
+AnyState: TypeAlias = State | FlushedState | PartedState
+
+
+def state_of(m: Array, l: Array, o: Array, *kept: Kept | Last) -> AnyState:
     """Return a state of these parts."""
-    return FlushedState(m, l, o, *kept) if kept else State(m, l, o)
+    if not kept:
+        return State(m, l, o)
+    [more] = kept
+    return PartedState(m, l, o, more) if isinstance(more, Last) else FlushedState(m, l, o, more)
 
 
 class Results(NamedTuple):

@@ -15,31 +15,11 @@ query heads shares, it is a key head.
 """
 
 from types import ModuleType
-from typing import NamedTuple
 
-from roundscope.attention.tiles.records import Index
 from roundscope.emu.backends.ops import Array
+from roundscope.events.place import Index, Side
 
 GOLDEN = 2654435769  # 2^32 times the fractional part of the golden ratio
-
-
-class Side(NamedTuple):
-    """The part of a tile that a trace looks at, for events of queries or for events of keys.
-
-    is_seen  whether the tile is looked at, a bool; if the tile is a whole head, whether each of its
-             rows is, (rows,)
-    rows     if the tile is a whole head, the numbers of the rows looked at, ascending; else None
-    rank     if the tile is a whole head, how many rows before each row are looked at, (rows,); else
-             None
-    """
-
-    is_seen: Array
-    rows: Array | None = None
-    rank: Array | None = None
-
-    def spread(self, xp: ModuleType, sums: Array) -> Array:
-        """Return the sums of all rows from those of the rows looked at; 0 for other rows."""
-        return xp.where(self.is_seen, sums[xp.minimum(self.rank, sums.shape[0] - 1)], 0.0)
 
 
 def count(every: int, tiles: int) -> int:

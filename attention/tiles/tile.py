@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from roundscope.attention.sites import RESCALES, Axes, Site
-from roundscope.attention.tiles.records import Index
-from roundscope.attention.tiles.sample import Side
 from roundscope.emu.backends.ops import Array
+from roundscope.emu.sums.accumulator import Order
+from roundscope.events.place import Index, Side
+
+STEPS_OF_SCORES = (Site.PV, Site.ROWSUM, Site.DQ, Site.DV, Site.DK)  # sums over scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,18 @@ class Tile:
     is_whole: bool = False
     anywhere: frozenset[Site] = frozenset()
 
+    def is_complete(self, site: Site) -> bool:
+        """Return whether all entries of a site's event are known to exist."""
+        return self.is_whole and site not in RESCALES
+
+    def may_round_missing(self, site: Site) -> bool:
+        """Return whether entries of an event that do not exist may be rounded with the others.
+
+        DP and DPD may not: they are multiplied by P = 0 at masked scores, and the product would be
+        NaN if the rounding made them infinite.
+        """
+        return site in self.anywhere and site not in (Site.DP, Site.DPD)
+
     def valid(self, site: Site) -> Array:
         """Return which entries of a site's event exist, (rows, columns or 1) of bool."""
         if site.axes is Axes.TS:
@@ -58,6 +72,15 @@ class Tile:
             return self.keys[:, None]
         rows = self.rescaled if site in RESCALES else self.rows
         return (rows & self.is_flushed if site is Site.OA else rows)[:, None]
+
+    def valid_steps(self, site: Site, order: Order) -> Array | None:
+        """Return which additions of the sum at a site exist, or None if they are those of entries.
+
+        A masked score has no addition in a sum over scores that adds one product after the other.
+        """
+        if order is not Order.ASCENDING or site not in STEPS_OF_SCORES:
+            return None
+        return (self.mask if site.axes is Axes.SH else self.mask.T)[:, :, None]
 
     def looked_at(self, site: Site) -> Side | None:
         """Return the part of a site's event that a trace looks at, or None for all of it."""

@@ -1,6 +1,7 @@
 """Attention in PyTorch models: capture it, choose its plans, watch it, correct it."""
 
-from roundscope.attention.torch.calls import Call, Handler, Interception, intercept
+from roundscope.attention.torch.call import Call, Handler
+from roundscope.attention.torch.calls import Interception, intercept
 from roundscope.attention.torch.capturing import capture
 from roundscope.attention.torch.correction import correct, corrected
 from roundscope.attention.torch.discovery import attention_layers

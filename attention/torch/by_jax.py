@@ -14,7 +14,7 @@ from torch.utils.dlpack import from_dlpack
 
 from roundscope.attention.api import attend
 from roundscope.attention.torch.arrays import turned
-from roundscope.attention.torch.operator import Options
+from roundscope.attention.torch.options import Options
 
 
 def run(

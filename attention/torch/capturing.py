@@ -35,7 +35,8 @@ from roundscope.attention.models.capture_file import (
 )
 from roundscope.attention.models.selection import Layer
 from roundscope.attention.torch.arrays import numpy_of
-from roundscope.attention.torch.calls import CHAIN, Call, intercept, kernel_chosen
+from roundscope.attention.torch.call import CHAIN, Call
+from roundscope.attention.torch.calls import intercept, kernel_chosen
 from roundscope.attention.torch.discovery import attention_layers
 
 GRADIENTS = ("dq", "dk", "dv")

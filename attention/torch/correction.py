@@ -48,7 +48,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from roundscope.attention.torch.calls import Call, Interception, Run, intercept
+from roundscope.attention.torch.call import Call, Run
+from roundscope.attention.torch.calls import Interception, intercept
 
 WIDEST = 256  # features of a head that fused kernels take
 

@@ -8,13 +8,12 @@ plans under digests would be empty there.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from roundscope.attention.alignment import Alignment, alignment_given
 from roundscope.attention.api import attend, examine
 from roundscope.attention.arguments import (
     block_given,
@@ -25,6 +24,7 @@ from roundscope.attention.arguments import (
     served_given,
 )
 from roundscope.attention.grammar.text import plan_of, text_of
+from roundscope.attention.inputs.alignment import Alignment, alignment_given
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.settings import output_type
 from roundscope.attention.sites import Site
@@ -35,6 +35,7 @@ from roundscope.attention.torch.arrays import (
     tensor_of,
     turned,
 )
+from roundscope.attention.torch.options import Options
 from roundscope.emu.numbers import check_array
 from roundscope.emu.shown import shown
 
@@ -49,27 +50,6 @@ ARGUMENTS = (
     " float? scale, SymInt block_q, SymInt block_k, SymInt? window, float? softcap, str engine,"
     " str? alignment"
 )
-
-
-class Options(NamedTuple):
-    """The arguments of a call that are no tensors, in the order in which the operators take them.
-
-    See `attention`; the plan is its text.
-    """
-
-    plan: str
-    is_causal: bool
-    scale: float | None
-    block_q: int
-    block_k: int
-    window: int | None
-    softcap: float | None
-    engine: str
-    alignment: Alignment | None
-
-    def of_attend(self) -> dict[str, Any]:
-        """Return the arguments of `attend` and `examine`."""
-        return self._asdict() | {"plan": plan_of(self.plan)}
 
 
 def attention(

@@ -13,23 +13,19 @@ function that lets the handlers of the module answer, and the registry of masks 
 the implementation.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-if TYPE_CHECKING:
-    from roundscope.attention.torch.calls import Call
-
+from roundscope.attention.torch.call import CHAIN, Call
 
 WITH_WEIGHTS = "nn.MultiheadAttention with need_weights"  # Call.implementation
 _slow: list[bool] = []  # for each interception of such modules, whether the fast path was on
@@ -263,7 +259,7 @@ def _registered(name: str, answered: Callable[..., Tensor]) -> str:
         **options: Any,
     ) -> tuple[Tensor, None]:
         function = _function(name, module)
-        chain = module.__dict__.get("_roundscope_handlers")
+        chain = module.__dict__.get(CHAIN)
         if chain is None:  # a module that is not intercepted, which shares the config
             out: tuple[Tensor, None] = function(
                 module, query, key, value, attention_mask, **options
@@ -299,10 +295,8 @@ def _call(
     v: Tensor,
     mask: Any,
     options: dict[str, Any],
-) -> Any:
+) -> Call:
     """Return the call that the arguments of an implementation make."""
-    from roundscope.attention.torch.calls import Call
-
     scale = options.pop("scaling", None)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     dropout = options.pop("dropout", 0.0)

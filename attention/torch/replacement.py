@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from roundscope.attention.arguments import block_given, plan_given
 from roundscope.attention.grammar.text import plan_of, text_of
 from roundscope.attention.models.selection import chosen
-from roundscope.attention.plans.half import note_on_types
+from roundscope.attention.plans.named import note_on_types
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.torch.calls import Call, Handler, Interception, intercept
+from roundscope.attention.torch.call import Call, Handler
+from roundscope.attention.torch.calls import Interception, intercept
 from roundscope.attention.torch.discovery import attention_layers
 from roundscope.attention.torch.operator import attention, check_mask, visible
 

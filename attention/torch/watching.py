@@ -24,8 +24,8 @@ from roundscope.attention.models.drift import (
 )
 from roundscope.attention.models.selection import Layer, Removable, chosen, heads_given, heads_of
 from roundscope.attention.models.watcher import Watcher
+from roundscope.attention.torch.call import Call
 from roundscope.attention.torch.calls import (
-    Call,
     Interception,
     before_forward,
     intercept,

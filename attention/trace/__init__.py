@@ -1,6 +1,6 @@
 """`Trace`: what was recorded of a call's rounding events.
 
-`summary` makes it from what an engine recorded tile by tile and head by head; `from_device` copies
-that from JAX's device. Recording happens in `attention.events`; reading a trace for people is in
-`tools.trace`.
+`parts` has what an engine recorded tile by tile and head by head, `from_device` copies it from
+JAX's device, and `summary` makes a trace of it. Recording happens in `events`; reading a
+trace for people is in `tools.trace`.
 """

@@ -14,12 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Axes, Site
 from roundscope.attention.tiles import sample
 from roundscope.attention.tiles.loops import Setup
-from roundscope.attention.trace import summary as trace
-from roundscope.attention.trace.summary import Part, features_of, site_of, summaries
+from roundscope.attention.trace.parts import Part, features_of, site_of, summaries, tiles_added
+from roundscope.events.recorder import Seen
 
 LARGE = 1 << 20  # sums of rows, per site, from which on a device adds up the tiles
 SMALL = 1 << 16  # elements of an array that is copied with others
@@ -146,7 +145,7 @@ def _taken(
     return [jnp.take_along_axis(row, x, axis=1) for x, row in zip(own, rows, strict=True)]
 
 
-_tiles_added = jax.jit(trace.tiles_added, static_argnums=(0, 1, 2, 3))
+_tiles_added = jax.jit(tiles_added, static_argnums=(0, 1, 2, 3))
 
 
 @jax.jit

@@ -6,14 +6,13 @@ same bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from roundscope.emu.api import _carrier, _check_out, _is_jax, _library, _program, _random
-from roundscope.emu.arrays import Array, ArrayLike, Result
+from roundscope.emu.arrays import ArrayLike, Result
 from roundscope.emu.backends.ops import Array as AnyArray
+from roundscope.emu.blocks.blocked import Blocked, check_blocked
 from roundscope.emu.blocks.format import BlockFormat, block_format
 from roundscope.emu.blocks.layout import (
     Layout,
@@ -23,63 +22,15 @@ from roundscope.emu.blocks.layout import (
     scales_to_lines,
     to_lines,
 )
-from roundscope.emu.shown import shown
+from roundscope.emu.libraries import (
+    check_out,
+    float_array,
+    is_jax,
+    library_of,
+    random_integers,
+    run_program,
+)
 from roundscope.emu.tensors import takes_tensors
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blocked:
-    """An array in a block format, with elements and scales in separate arrays.
-
-    Each of its numbers is tensor * scale * element, with the scale of the block that the element
-    belongs to. `to_blocks` makes a `Blocked` array, `from_blocks` returns its numbers, and `dot`
-    multiplies two.
-
-    Attributes:
-        elements: a float32 array of the original array's shape. All elements are 0 in a block whose
-            scale is NaN.
-        scales: a float32 array with one scale for each block. It has the axes of `elements`; its
-            length along an axis is the number of blocks along that axis.
-        tensor: the scale of the whole array, a float32 number; 1 where the format has none.
-        format: the `BlockFormat`.
-        axis: the axis along which the blocks run, counted from 0.
-
-    Example:
-        >>> import numpy as np
-        >>> from roundscope import emu
-        >>> b = emu.to_blocks(np.full((2, 64), 3.0, np.float32), "mxfp8_e4m3")
-        >>> b.shape, b.scales.shape, b.T.shape, b.T.axis
-        ((2, 64), (2, 2), (64, 2), 0)
-    """
-
-    elements: Array
-    scales: Array
-    tensor: Array | np.float32
-    format: BlockFormat
-    axis: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the array."""
-        return tuple(self.elements.shape)
-
-    @property
-    def T(self) -> Blocked:
-        """The transpose of a matrix: the same numbers, blocked along the other axis.
-
-        Raises ValueError for an array that is not a matrix.
-        """
-        if len(self.shape) != 2:
-            raise ValueError(f"T: of a matrix; this array has shape {self.shape}")
-        return replace(self, elements=self.elements.T, scales=self.scales.T, axis=1 - self.axis)
-
-
-def check_blocked(b: Any) -> None:
-    """Raise TypeError unless the argument is a `Blocked` array."""
-    if not isinstance(b, Blocked):
-        raise TypeError(
-            f"b: {shown(b)}, must be a Blocked array; to_blocks(x, 'mxfp8_e4m3') makes one"
-        )
 
 
 @takes_tensors
@@ -130,19 +81,18 @@ def round_blocks(
         >>> emu.round_blocks(x, "mxfp8_e4m3").tolist()
         [1.0, 30.0, 96.0, 3.25]
     """
-    f, numbers = block_format(format, **changes), _carrier(x)
+    f, numbers = block_format(format, **changes), float_array(x)
     at = layout_of(numbers.shape, f, axis)
-    if _is_jax(numbers):
+    if is_jax(numbers):
         if out is not None:
             raise ValueError("out: JAX arrays are immutable; leave it out")
-        rounded: Array = _program(_round_jax, numbers, f=f, at=at) if numbers.size else numbers
-        return rounded
-    _check_out(out, numbers)
+        return run_program(_round_jax, numbers, f=f, at=at) if numbers.size else numbers
+    check_out(out, numbers)
     return _round_numpy(numbers, f, at, out)
 
 
 def _round_jax(x: AnyArray, *, f: BlockFormat, at: Layout) -> AnyArray:
-    xp = _library(x)
+    xp = library_of(x)
     return from_lines(
         xp, _executor(x).round_blocks(to_lines(xp, x, at), f, _lines_of_bits(x, f, at)), at
     )
@@ -194,20 +144,20 @@ def to_blocks(x: ArrayLike, format: str | BlockFormat, axis: int = -1, **changes
         >>> b.elements.tolist(), b.scales.tolist()
         ([0.0, 2.0, 6.0, 0.0], [16.0])
     """
-    f, numbers = block_format(format, **changes), _carrier(x)
+    f, numbers = block_format(format, **changes), float_array(x)
     at = layout_of(numbers.shape, f, axis)
     if not numbers.size:
         raise ValueError(f"x: shape {numbers.shape} has no numbers to scale")
     elements, scales, tensor = (
-        _program(_quantise, numbers, f=f, at=at)
-        if _is_jax(numbers)
+        run_program(_quantise, numbers, f=f, at=at)
+        if is_jax(numbers)
         else _quantise(numbers, f=f, at=at)
     )
     return Blocked(elements=elements, scales=scales, tensor=tensor, format=f, axis=at.axis)
 
 
 def _quantise(x: AnyArray, *, f: BlockFormat, at: Layout) -> tuple[AnyArray, AnyArray, AnyArray]:
-    xp = _library(x)
+    xp = library_of(x)
     elements, scales, tensor = _executor(x).quantise(
         to_lines(xp, x, at), f, _lines_of_bits(x, f, at)
     )
@@ -234,13 +184,12 @@ def from_blocks(b: Blocked) -> Result:
     """
     check_blocked(b)
     at, arrays = layout_of(b.shape, b.format, b.axis), (b.elements, b.scales, b.tensor)
-    on_jax = _is_jax(b.elements)
-    numbers: Array = _program(_numbers, *arrays, at=at) if on_jax else _numbers(*arrays, at=at)
-    return numbers
+    on_jax = is_jax(b.elements)
+    return run_program(_numbers, *arrays, at=at) if on_jax else _numbers(*arrays, at=at)
 
 
 def _numbers(elements: AnyArray, scales: AnyArray, tensor: AnyArray, *, at: Layout) -> AnyArray:
-    xp = _library(elements)
+    xp = library_of(elements)
     lines = _executor(elements).dequantise(
         to_lines(xp, elements, at), scales_to_lines(scales, at), tensor
     )
@@ -248,7 +197,7 @@ def _numbers(elements: AnyArray, scales: AnyArray, tensor: AnyArray, *, at: Layo
 
 
 def _executor(x: AnyArray) -> Any:
-    if _is_jax(x):
+    if is_jax(x):
         from roundscope.emu.blocks import xla as block_xla
 
         return block_xla
@@ -262,5 +211,5 @@ def _lines_of_bits(x: AnyArray, f: BlockFormat, at: Layout) -> AnyArray | None:
 
     A number's integer depends on its flat index in x, not on its place in the blocks.
     """
-    random = _random(x, f.element, f.element.seed, 0)
-    return None if random is None else to_lines(_library(x), random, at)
+    random = random_integers(x, f.element, f.element.seed, 0)
+    return None if random is None else to_lines(library_of(x), random, at)

@@ -10,8 +10,9 @@ element.
 import numpy as np
 
 from roundscope.emu.backends.ops import Array, Ops
-from roundscope.emu.blocks.format import BlockFormat, ScaleRule
+from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.blocks.layout import round_blocks
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.instructions.approximate import LEAST, rcp
 from roundscope.emu.roundings.modes import BINARY32
 

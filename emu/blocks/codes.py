@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.emu.backends.ops import Ops
-from roundscope.emu.blocks.api import Blocked, check_blocked
+from roundscope.emu.blocks.blocked import Blocked, check_blocked
 from roundscope.emu.blocks.format import INT8, BlockFormat
 from roundscope.emu.blocks.layout import layout_of
 from roundscope.emu.formats.codes import decode, encode

@@ -23,12 +23,18 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.emu.api import _added, _carrier, _enter, _is_jax, _library, _ops
 from roundscope.emu.backends.ops import Ops
-from roundscope.emu.blocks.api import Blocked, from_blocks
-from roundscope.emu.roundings.modes import BINARY32, RoundingMode
-from roundscope.emu.roundings.random import event_bits
-from roundscope.emu.sums.accumulator import Accumulator, Step, Steps, accumulate, add_aligned
+from roundscope.emu.blocks.api import from_blocks
+from roundscope.emu.blocks.blocked import Blocked
+from roundscope.emu.libraries import float_array, is_jax, library_of, ops_of, sum_by, widened
+from roundscope.emu.roundings.modes import BINARY32
+from roundscope.emu.sums.accumulator import (
+    Accumulator,
+    Steps,
+    accumulate,
+    add_aligned,
+    stochastic_step,
+)
 from roundscope.emu.sums.aligned import Alignment, binade
 
 Array = Any
@@ -59,16 +65,18 @@ def dot_blocks(
         ValueError: for shapes that do not match, an operand blocked along its other axis and, with
             scales of binary32, operands with blocks of different sizes.
     """
-    a, b = (x if isinstance(x, Blocked) else _carrier(x, name) for name, x in (("a", a), ("b", b)))
+    a, b = (
+        x if isinstance(x, Blocked) else float_array(x, name) for name, x in (("a", a), ("b", b))
+    )
     shape = _checked(a, b, init)
-    on_jax = any(_is_jax(x.elements if isinstance(x, Blocked) else x) for x in (a, b))
+    on_jax = any(is_jax(x.elements if isinstance(x, Blocked) else x) for x in (a, b))
     if on_jax:
         # this registers `Blocked` with JAX, so that it may be an argument of a program
         import roundscope.emu.blocks.xla  # noqa: F401
     start = (
-        np.zeros(shape) if init is None else init if on_jax and _is_jax(init) else np.asarray(init)
+        np.zeros(shape) if init is None else init if on_jax and is_jax(init) else np.asarray(init)
     )
-    return _added(_kept, on_jax, steps, a, b, start, accumulator=accumulator)
+    return sum_by(_kept, on_jax, steps, a, b, start, accumulator=accumulator)
 
 
 def _kept(
@@ -76,7 +84,7 @@ def _kept(
 ) -> tuple[Array, Steps | None]:
     """Return the sum, and a list of (before, after) of each addition, or None unless `keep`."""
     steps: Steps | None = [] if keep else None
-    return _run(_library(init), a, b, accumulator, init, steps), steps
+    return _run(library_of(init), a, b, accumulator, init, steps), steps
 
 
 def _checked(a: Any, b: Any, init: Any) -> tuple[int, int]:
@@ -96,32 +104,33 @@ def _checked(a: Any, b: Any, init: Any) -> tuple[int, int]:
 
 def _run(xp: Any, a: Any, b: Any, acc: Accumulator, init: Any, steps: Steps | None) -> Array:
     left, right = (_operand(xp, x, acc.alignment) for x in (a.T, b))
-    ops = _ops(left.numbers)
-    init = ops.hidden(_enter(xp.asarray(init)))
+    ops = ops_of(left.numbers)
+    init = ops.hidden(widened(xp.asarray(init)))
     apart = left.scales is not None or right.scales is not None
     add = _by_blocks if apart else _at_once
     if left.tensor is None and right.tensor is None:
         return add(ops, acc, left, right, init, steps)
     total = add(ops, acc, left, right, xp.zeros_like(init), steps)
     alpha = _product(ops, left.tensor, right.tensor)
-    last = _stepper(ops, acc, init.shape, 2 * left.numbers.shape[0] + 1, steps)
-    return last(1, last(0, ops.multiply(total, alpha)) + init)
+    last = 2 * left.numbers.shape[0] + 1
+    total = _rounded(ops, acc, ops.multiply(total, alpha), last, steps)
+    return _rounded(ops, acc, total + init, last + 1, steps)
 
 
 def _operand(xp: Any, x: Any, alignment: Alignment | None) -> _Operand:
     """Return a matrix (K, lines), whose blocks run along axis 0, as an operand of the sum."""
     if not isinstance(x, Blocked):
-        return _Operand(numbers=_enter(xp.asarray(x)))
+        return _Operand(numbers=widened(xp.asarray(x)))
     if alignment is not None:
         return _aligned_operand(xp, x, alignment)
     f, one = x.format, np.float32(1.0)
-    tensor = _enter(xp.asarray(x.tensor)) if f.tensor else None
+    tensor = widened(xp.asarray(x.tensor)) if f.tensor else None
     if f.element.format.precision + f.scale.precision <= EXACT_FACTOR:
         numbers = from_blocks(replace(x, tensor=xp.asarray(one)))
-        return _Operand(numbers=_enter(xp.asarray(numbers)), size=f.size, tensor=tensor)
-    scales = xp.repeat(_enter(xp.asarray(x.scales)), f.rows, axis=1)[:, : x.shape[1]]
+        return _Operand(numbers=widened(xp.asarray(numbers)), size=f.size, tensor=tensor)
+    scales = xp.repeat(widened(xp.asarray(x.scales)), f.rows, axis=1)[:, : x.shape[1]]
     return _Operand(
-        numbers=_enter(xp.asarray(x.elements)), scales=scales, size=f.size, tensor=tensor
+        numbers=widened(xp.asarray(x.elements)), scales=scales, size=f.size, tensor=tensor
     )
 
 
@@ -136,11 +145,11 @@ def _aligned_operand(xp: Any, x: Blocked, alignment: Alignment) -> _Operand:
             f"{x.format}: this tensor core takes blocks of {alignment.operand.name} with"
             " power-of-two scales"
         )
-    elements = _enter(xp.asarray(x.elements))
-    scales = xp.repeat(_enter(xp.asarray(x.scales)), x.format.size, axis=0)[: x.shape[0]]
+    elements = widened(xp.asarray(x.elements))
+    scales = xp.repeat(widened(xp.asarray(x.scales)), x.format.size, axis=0)[: x.shape[0]]
     return _Operand(
         numbers=elements * scales,
-        binades=binade(_ops(elements), elements, alignment.operand.emin) * scales,
+        binades=binade(ops_of(elements), elements, alignment.operand.emin) * scales,
         size=x.format.size,
     )
 
@@ -149,23 +158,13 @@ def _at_once(
     ops: Ops, acc: Accumulator, left: _Operand, right: _Operand, init: Array, steps: Steps | None
 ) -> Array:
     if acc.alignment is not None:
+        emin = acc.alignment.operand.emin
         a, b = (
-            (
-                x.numbers,
-                (
-                    binade(ops, x.numbers, acc.alignment.operand.emin)
-                    if x.binades is None
-                    else x.binades
-                ),
-            )
+            (x.numbers, binade(ops, x.numbers, emin) if x.binades is None else x.binades)
             for x in (left, right)
         )
         return add_aligned(ops, acc, a, b, init, steps)
-    step = (
-        _stepper(ops, acc, init.shape, 0, None)
-        if acc.step.mode is RoundingMode.STOCHASTIC
-        else None
-    )
+    step = stochastic_step(ops, acc.step, init.shape)
     return accumulate(ops, acc, left.numbers, right.numbers, init, step, steps)
 
 
@@ -182,16 +181,11 @@ def _by_blocks(
     for j, lo in enumerate(range(0, left.numbers.shape[0], size)):
         part, offset = slice(lo, lo + size), j * (2 * size + 2)
         inner = left.numbers[part], right.numbers[part]
-        inside = (
-            _stepper(ops, acc, init.shape, offset, None)
-            if acc.step.mode is RoundingMode.STOCHASTIC
-            else None
-        )
+        inside = stochastic_step(ops, acc.step, init.shape, offset)
         block = accumulate(ops, acc, *inner, ops.xp.zeros_like(init), inside, steps)
         factor = _product(ops, _row(left, j), _row(right, j))
-        total = _stepper(ops, acc, init.shape, offset + 2 * size, steps)(
-            0, total + ops.multiply(block, factor)
-        )
+        total = total + ops.multiply(block, factor)
+        total = _rounded(ops, acc, total, offset + 2 * size, steps)
     return total
 
 
@@ -211,25 +205,13 @@ def _product(ops: Ops, x: Array | None, y: Array | None) -> Array:
     return column if y is None else ops.round(column * y, BINARY32, None)
 
 
-def _stepper(
-    ops: Ops, acc: Accumulator, shape: tuple[int, ...], offset: int, steps: Steps | None
-) -> Step:
-    """Return the rounding of an addition, which appends (before, after) to `steps`.
+def _rounded(ops: Ops, acc: Accumulator, total: Array, offset: int, steps: Steps | None) -> Array:
+    """Return a sum rounded by the step; (before, after) is appended to `steps`.
 
     Its random bits are those of an addition that comes after `offset` others.
     """
-    r, xp = acc.step, ops.xp
-    rows, columns = xp.arange(shape[0])[:, None], xp.arange(shape[1])
-
-    def step(k: Any, total: Array) -> Array:
-        lots = (
-            event_bits(xp, r.seed, 0, rows, columns, offset + k + 1)
-            if r.mode is RoundingMode.STOCHASTIC
-            else None
-        )
-        after = ops.round(total, r, lots)
-        if steps is not None:
-            steps.append((total[None], after[None]))
-        return after
-
-    return step
+    step = stochastic_step(ops, acc.step, total.shape, offset)
+    after = step(0, total) if step else ops.round(total, acc.step, None)
+    if steps is not None:
+        steps.append((total[None], after[None]))
+    return after

@@ -19,58 +19,20 @@ the smallest scale. In float32 arrays X P_i is infinite where it is beyond binar
 import math
 import re
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
+from roundscope.emu.blocks.names import BLOCKS, ScaleRule, is_of_blocks
 from roundscope.emu.errors import tidy_errors, unknown
 from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.numbers import check_count, check_truth
 from roundscope.emu.roundings.modes import (
-    E4M3,
-    E5M2,
     Overflow,
     Rounding,
     RoundingMode,
     member,
+    parted,
     rounding,
 )
 from roundscope.emu.shown import shown
-
-
-class ScaleRule(StrEnum):
-    """The rule that computes the scale of a block from its largest magnitude.
-
-    In the formulas a is the largest magnitude of the block, m is the largest number of the element
-    format, and emax is the exponent of m. The rules FLOOR, CEIL, EVEN and BUMP give powers of two,
-    and so does RCEIL if the scale format has one significand bit. Such a scale is computed from the
-    exponent bits of a and one comparison.
-
-    Attributes:
-        FLOOR: the scale is 2^(floor(log2 a) - emax), as in OCP MX 1.0, 6.3. The quotient of a and
-            the scale may exceed m.
-        CEIL: the scale is 2^(ceil(log2 a) - emax).
-        EVEN: the scale is 2^(floor(log2 b) - emax), where b is a rounded to the precision of the
-            element format, to nearest with ties away from zero.
-        BUMP: the scale is that of FLOOR, or twice that where a > 1.75 * 2^floor(log2 a). It is for
-            element formats with m = 1.75 * 2^emax.
-        RCEIL: the scale is a / m, rounded up to a number of the scale format.
-        NEAREST: the scale is a / m, rounded to the nearest number of the scale format, with ties to
-            even.
-
-    Example:
-        >>> import numpy as np
-        >>> from roundscope import emu
-        >>> x = np.array([500.0], np.float32)  # e4m3fn ends at 448
-        >>> [emu.to_blocks(x, "mxfp8_e4m3", rule=rule).scales.item() for rule in ("floor", "rceil")]
-        [1.0, 2.0]
-    """
-
-    FLOOR = "floor"
-    CEIL = "ceil"
-    EVEN = "even"
-    BUMP = "bump"
-    RCEIL = "rceil"
-    NEAREST = "nearest"
-
 
 INT8 = Format(
     name="int8", precision=7, emin=0, max_finite=127 / 64, inf=False, nan=False, negative_zero=False
@@ -189,8 +151,8 @@ class BlockFormat:
     @property
     def power_of_two(self) -> bool:
         """Return whether every scale is a power of two."""
-        to_scale_format = self.rule in (ScaleRule.RCEIL, ScaleRule.NEAREST)
-        return not to_scale_format or (self.rule is ScaleRule.RCEIL and self.scale.precision == 1)
+        to_scales = self.rule in (ScaleRule.RCEIL, ScaleRule.NEAREST)
+        return not to_scales or (self.rule is ScaleRule.RCEIL and self.scale.precision == 1)
 
     @property
     def bits(self) -> float:
@@ -198,37 +160,7 @@ class BlockFormat:
         return self.element.format.bits + self.scale.bits / (self.size * self.rows)
 
 
-_NVFP4 = BlockFormat(
-    element=rounding("e2m1fn"),
-    size=16,
-    scale=format_named("e4m3fn"),
-    rule=ScaleRule.NEAREST,
-    tensor=True,
-)
-_DEEPSEEK = BlockFormat(element=E4M3, size=128, scale=format_named("fp32"), rule=ScaleRule.NEAREST)
-
-BLOCK_NAMED: dict[str, BlockFormat] = {
-    "mxfp8_e4m3": BlockFormat(element=E4M3),
-    "mxfp8_e5m2": BlockFormat(element=E5M2),
-    "mxfp6_e3m2": BlockFormat(element=rounding("e3m2fn")),
-    "mxfp6_e2m3": BlockFormat(element=rounding("e2m3fn")),
-    "mxfp4": BlockFormat(element=rounding("e2m1fn")),
-    "mxint8": BlockFormat(element=Rounding(format=INT8)),
-    "nvfp4": _NVFP4,
-    "fp8_1x128": _DEEPSEEK,  # activations in DeepSeek-V3, arXiv 2412.19437, 3.3.2
-    "fp8_128x128": replace(_DEEPSEEK, rows=128),  # weights in DeepSeek-V3
-}
-
-
 _SHAPE = re.compile(r"(\w+)\[(?:([0-9]+)x)?([0-9]+)\](?:\*(\w+))?")
-
-
-def is_of_blocks(name: str) -> bool:
-    """Return whether a text names a block format, by a name or by element and block, as int8[64].
-
-    The text may still be wrong behind the bracket; `block_format` says then what is.
-    """
-    return name in BLOCK_NAMED or "[" in name
 
 
 def _shaped(name: str) -> BlockFormat:
@@ -244,15 +176,15 @@ def _shaped(name: str) -> BlockFormat:
         )
     element, rows, size, scale = parts.groups(default="")
     f = INTEGERS[element] if element in INTEGERS else format_named(element)
-    scale_format = format_named(scale or "fp32")
-    rule = ScaleRule.FLOOR if scale_format == E8M0 else ScaleRule.NEAREST
+    scales = format_named(scale or "fp32")
+    rule = ScaleRule.FLOOR if scales == E8M0 else ScaleRule.NEAREST
     return BlockFormat(
-        element=Rounding(format=f),
-        size=int(size),
-        rows=int(rows or 1),
-        scale=scale_format,
-        rule=rule,
+        element=Rounding(format=f), size=int(size), rows=int(rows or 1), scale=scales, rule=rule
     )
+
+
+BLOCK_NAMED: dict[str, BlockFormat] = {name: _shaped(words) for name, words in BLOCKS.items()}
+BLOCK_NAMED["nvfp4"] = replace(BLOCK_NAMED["nvfp4"], tensor=True)
 
 
 def in_words(f: BlockFormat) -> str:
@@ -324,8 +256,6 @@ def block_format(
         'e4m3fn:stochastic:saturate[32]*e8m0fnu:rceil'
     """
     if isinstance(format, str) and ":" in format:
-        from roundscope.emu.roundings.words import parted  # which imports this file
-
         name, words = parted(format)
         named = block_format(
             name, words.get("mode"), rule=words.get("rule"), overflow=words.get("overflow")

@@ -34,7 +34,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from roundscope.emu.blocks.format import BlockFormat, ScaleRule
+from roundscope.emu.blocks.format import BlockFormat
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.roundings.modes import BINARY32, Overflow, Rounding, RoundingMode, rounding
 from roundscope.emu.roundings.rule import C64, Bits, Target, bits_of, target_of
 

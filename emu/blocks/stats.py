@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.emu.api import _carrier
 from roundscope.emu.arrays import ArrayLike
-from roundscope.emu.blocks.api import Blocked, check_blocked, from_blocks, to_blocks
-from roundscope.emu.blocks.format import BlockFormat, ScaleRule, block_format
+from roundscope.emu.blocks.api import from_blocks, to_blocks
+from roundscope.emu.blocks.blocked import Blocked, check_blocked
+from roundscope.emu.blocks.format import BlockFormat, block_format
 from roundscope.emu.blocks.layout import layout_of, scales_to_lines, to_lines
+from roundscope.emu.blocks.names import ScaleRule
+from roundscope.emu.libraries import float_array
 from roundscope.emu.tensors import takes_tensors
 
 
@@ -147,7 +149,7 @@ def block_stats(
         >>> floor.clipped, floor.absolute, rceil.absolute, floor.excess
         (1, 52.0, 12.0, 40.0)
     """
-    f, numbers = block_format(format, **changes), np.asarray(_carrier(x))
+    f, numbers = block_format(format, **changes), np.asarray(float_array(x))
     if numbers.dtype == np.float64:
         raise ValueError("x: float64; block statistics are of float32 arrays")
     b = to_blocks(numbers, f, axis)

@@ -38,7 +38,7 @@ from roundscope.emu.backends.xla.rounding import (
     round_wide,
     widen,
 )
-from roundscope.emu.blocks.api import Blocked
+from roundscope.emu.blocks.blocked import Blocked
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.blocks.rule import ONE, Quotients, build_block_rule, powers_of, quotients_of
 from roundscope.emu.roundings.modes import BINARY32, Overflow, Rounding, RoundingMode

@@ -13,6 +13,7 @@ import re
 import sys
 from dataclasses import dataclass
 
+from roundscope.emu.blocks.names import BLOCKS
 from roundscope.emu.errors import unknown
 from roundscope.emu.numbers import check_real, check_text, check_truth, check_whole
 from roundscope.emu.shown import shown
@@ -310,10 +311,8 @@ def _format_named(name: str) -> Format:
         return NAMED[name]
     if match := _IEEE_LIKE.fullmatch(name):
         return ieee_like(int(match[1]), int(match[2]))
-    from roundscope.emu.blocks.format import BLOCK_NAMED  # which imports this file
-
-    if name in BLOCK_NAMED:
-        element = BLOCK_NAMED[name].element.format.name
+    if name in BLOCKS:
+        element = BLOCKS[name].partition("[")[0]
         raise ValueError(
             f"format '{name}': a block format of {element} numbers that share a scale;"
             " emu.round_blocks rounds an array to it"

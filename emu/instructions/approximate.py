@@ -1,8 +1,9 @@
 """Approximate instructions of a Hopper GPU, and CUDA's expf, bit for bit.
 
-The instructions are `ex2.approx.ftz.f32`, `lg2.approx.ftz.f32` and `rcp.approx.ftz.f32`. Each is a
-quadratic interpolation in integers. The leading 6 or 7 fraction bits of the argument choose three
-coefficients c0, c1 and c2. With t the remaining fraction bits and s a fixed shift, the result is::
+The instructions are `ex2.approx.ftz.f32`, `lg2.approx.ftz.f32`, `rcp.approx.ftz.f32` and
+`tanh.approx.f32`. Each is a quadratic interpolation in integers. The leading 6 or 7 fraction bits
+of the argument choose three coefficients c0, c1 and c2. With t the remaining fraction bits and s a
+fixed shift, the result is::
 
     c0 2^s + c1 t + c2 square(t) + bias, shifted right
 
@@ -10,8 +11,13 @@ square(t) is a product that leaves out the low bits of its partial products, and
 one half. The special function unit of NVIDIA's first unified GPUs has this form, as the envytools
 project (nvhw/sfu.c) found. The coefficients were derived from results on an H200, and so were two
 other facts: the argument of ex2 is cut to a multiple of 2^-23, and negative fractions are
-complemented bit by bit. For each instruction the model was compared with an H200 on all 2^32
+complemented bit by bit. For each of the first three the model was compared with an H200 on all 2^32
 arguments (`python -m tests.checks.gpu_instructions`).
+
+tanh differs in three ways: its intervals are chosen by the exponent and by up to 4 fraction bits,
+of the other fraction bits only the leading 17 are read, and the bias is 0. Its coefficients were
+derived from all results of an H100. The model was compared with them on all 2^32 arguments
+(`python -m tests.checks.exhaustive_tanh`, which needs no GPU).
 """
 
 import math
@@ -109,6 +115,28 @@ RCP = (
     (34222847, -17043, 135), (34087042, -16908, 133), (33952311, -16775, 132),
     (33818639, -16643, 131), (33686017, -16513, 130),
 )  # fmt: skip
+TANH = (
+    (8388608, 2097152, -256), (8388480, 2097024, -768), (8387968, 2096768, -3328),
+    (8385888, 1047616, -2624), (12573728, 1046304, -3520), (8377696, 1044672, -10176),
+    (12546144, 1039616, -14208), (8345192, 516256, -8944), (10401240, 511776, -10816),
+    (12437488, 506368, -12640), (14450304, 500048, -14256), (8218080, 493088, -33104),
+    (10157208, 476480, -38592), (12024448, 457144, -42976), (13809984, 435608, -46304),
+    (7753000, 412568, -98592), (9304656, 362992, -100608), (10656104, 312504, -96608),
+    (11809672, 264088, -88688), (12777544, 219688, -78584), (13577912, 180408, -67824),
+    (14231944, 146536, -57152), (14761140, 118004, -47384), (15185952, 94360, -38736),
+    (15524804, 75040, -31376), (15793720, 59400, -25152), (16006268, 46864, -20072),
+    (16173728, 36874, -15946), (16305345, 28942, -12590), (16408581, 22674, -9898),
+    (16489421, 17746, -7784), (16552657, 13870, -6094), (16602069, 10835, -4776),
+    (16640655, 8457, -3734), (16670765, 6599, -2920), (16694254, 5146, -2278),
+    (16712570, 4012, -1778), (16726848, 3127, -1386), (16737977, 2437, -1082),
+    (16746648, 1899, -842), (16753405, 1479, -654), (16758669, 1152, -508), (16762770, 897, -394),
+    (16766000, 2636, -3504), (16773088, 972, -1296), (16775696, 356, -464), (16776656, 132, -176),
+    (16777012, 48, -64), (16777140, 20, -32), (16777188, 8, -16), (16777204, 4, -8),
+)  # fmt: skip
+# of each binade from [2^-8, 2^-7) to [4, 8): its first interval of TANH, log2 of how many it has
+TANH_BINADES = (
+    (0, 0), (1, 0), (2, 0), (3, 1), (5, 1), (7, 2), (11, 2), (15, 2), (19, 3), (27, 4), (43, 3),
+)  # fmt: skip
 
 
 FRACTION = (1 << 23) - 1
@@ -194,6 +222,24 @@ def rcp(ops: Ops, x: Array) -> Array:
     return xp.where(xp.isnan(x), math.nan, xp.where(b < 0, -size, size))
 
 
+def tanh_approx(ops: Ops, x: Array) -> Array:
+    """Return tanh x as the instruction tanh gives it, for a float64 array of binary32 numbers.
+
+    The relative error is below 2^-16; 2^-11 is documented [PTX ISA, tanh]. The magnitude is that of
+    x below 2^-8 and 1 from 8 on. Subnormal numbers are not flushed.
+    """
+    xp = ops.xp
+    b, size = ops.bits(x), xp.abs(x)
+    exponent = xp.clip(((b >> 52) & 0x7FF) - 1023, -8, 2)
+    fraction = (b >> 29) & FRACTION
+    first, log = (xp.asarray(column)[exponent + 8] for column in _columns(TANH_BINADES))
+    interval, t = first + (fraction >> (23 - log)), (fraction >> (6 - log)) & 0x1FFFF
+    total = interpolated(xp, TANH, interval, t, 15, 0)
+    y = _cut(ops, _scaled(ops, total, xp.minimum(exponent, -1) - 38))
+    y = xp.where(size < 2.0**-8, size, xp.where(size >= 8.0, 1.0, y))
+    return xp.where(xp.isnan(x), math.nan, xp.where(b < 0, -y, y))
+
+
 def interpolated(
     xp: Any,
     table: tuple[Any, ...],
@@ -225,7 +271,7 @@ def square(t: Array) -> Array:
 
 
 def _scaled(ops: Ops, total: Array, exponent: Array) -> Array:
-    """Return total 2^exponent, exactly, for positive integers `total` of up to 25 bits."""
+    """Return total 2^exponent, exactly, for positive integers `total` of up to 53 bits."""
     return total.astype(np.float64) * ops.from_bits((exponent + 1023) << 52)
 
 

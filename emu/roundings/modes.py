@@ -1,9 +1,15 @@
-"""`Rounding`: the format, mode and policies of one rounding."""
+"""`Rounding`: the format, mode and policies of one rounding, and how words name them.
 
+The words are FORMAT[:MODE][:OVERFLOW], or for blocks FORMAT[:RULE][:MODE][:OVERFLOW]. Those after
+the first may stand in any order. Functions of `emu`, plans, commands and files all read them here.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from roundscope.emu.blocks.names import ScaleRule, is_of_blocks
 from roundscope.emu.errors import tidy_errors, unknown
 from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.numbers import check_seed
@@ -97,6 +103,9 @@ class NanPolicy(StrEnum):
 
     KEEP = "keep"
     ZERO = "zero"
+
+
+_WORDS = {"mode": tuple(RoundingMode), "overflow": tuple(Overflow), "rule": tuple(ScaleRule)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,11 +259,9 @@ def _plain(format: Any) -> Rounding:
     if isinstance(format, Rounding):
         return format
     if not isinstance(format, (str, Format)):
-        from roundscope.emu.blocks.format import BlockFormat  # which imports this file
-
-        if isinstance(format, BlockFormat):
+        if isinstance(element := getattr(format, "element", None), Rounding):  # a BlockFormat
             raise TypeError(
-                f"format={format}: a block format of {format.element.format.name} numbers that"
+                f"format={format}: a block format of {element.format.name} numbers that"
                 " share a scale; emu.round_blocks rounds an array to it"
             )
         raise TypeError(
@@ -264,13 +271,38 @@ def _plain(format: Any) -> Rounding:
         return Rounding(format=format)
     if ":" not in format:
         return Rounding(format=format_named(format))
-    from roundscope.emu.roundings.words import parted  # which imports this file
-
     name, words = parted(format)
     f, rule = format_named(name), words.pop("rule", None)
     if rule is not None:
         raise ValueError(f"'{format}': {name} has no scale, so no rule; leave out {rule}")
     return rounding(f, words.get("mode"), overflow=words.get("overflow"))
+
+
+def parted(text: str) -> tuple[str, dict[str, str]]:
+    """Return the name of a format and the further words by kind: mode, overflow or rule.
+
+    Raises ValueError for an unknown word, and for two words of one kind.
+    """
+    name, *rest = text.strip().split(":")
+    known = _WORDS if is_of_blocks(name) else {k: v for k, v in _WORDS.items() if k != "rule"}
+    found: dict[str, str] = {}
+    for word in rest:
+        kind, plain = _kind(word, known)
+        if kind in found:
+            raise ValueError(f"'{text}': {found[kind]} and {plain} are both a {kind}; give one")
+        found[kind] = plain
+    return name, found
+
+
+def _kind(word: str, known: Mapping[str, tuple[str, ...]]) -> tuple[str, str]:
+    """Return the kind of a word and its one spelling; `known` has the words for the message."""
+    plain = word.strip().lower().replace("_", "-")
+    for kind, names in _WORDS.items():
+        if plain in list(names):
+            return kind, plain
+    raise ValueError(
+        unknown(", ".join(known), word, [name for names in known.values() for name in names])
+    )
 
 
 def member(enum: type[Member], what: str, name: Any) -> Member:

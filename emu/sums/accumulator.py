@@ -7,18 +7,23 @@ it is +0 unless both are -0. This holds for rounding toward negative too, where 
 requires -0.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT, Array, Ops
 from roundscope.emu.numbers import check_count
 from roundscope.emu.roundings.modes import BINARY32, BINARY64, Rounding, RoundingMode, member
+from roundscope.emu.roundings.random import event_bits
 from roundscope.emu.shown import shown
 from roundscope.emu.sums.aligned import Alignment, Factors, aligned, binade, in_chunks
 from roundscope.emu.sums.odd import OF_BINARY32, OF_BINARY64, exact_sum, sum_to_round
+from roundscope.emu.sums.tensor_cores import core_of
 
 
 class Order(StrEnum):
@@ -36,11 +41,23 @@ class Order(StrEnum):
         OCTETS: lane n of up to `chunk` lanes adds x_8n to x_(8n + 7), then the eight terms that
             come 8 * lanes places later, and so on. Then the lanes are added as in HALVES, and init
             last.
-        OCTET_PAIRS: as OCTETS, but the lanes are added in pairs of neighbors: (l_0 + l_1) + (l_2 +
-            l_3) and so on. If a level has an odd number of lanes, the last one moves on unchanged.
+        OCTET_PAIRS: the octets are dealt to lanes as in OCTETS, but the number of lanes is the
+            greatest divisor of `chunk` that divides the number of octets. A lane adds the first
+            terms of all its octets, then the second ones, and so on. The lanes are added in pairs
+            of neighbors: (l_0 + l_1) + (l_2 + l_3) and so on. If a level has an odd number of
+            lanes, the last one moves on unchanged. FlashAttention-4 adds delta in this order.
         WARPS: each thread adds `chunk` neighboring terms in pairs, the 32 threads of a warp are
             added as in HALVES, then the warps as in HALVES, and init last. XLA's reductions on a
             GPU add in this order.
+        CASCADE: PyTorch's sum of a row of float32 on a CPU, for vectors of `chunk` lanes (8 for
+            AVX2). Four vectors are read at a time; each of their numbers goes to a sum of its own,
+            which begins at +0. After 16 of them a sum is added to one of a second level and begins
+            anew, and so on up to a fourth level (2^(ceil(log2 m) / 4) in place of 16 if there are
+            m > 2^19). Then the levels of each sum are added from the first to the last, to the
+            first vector's sum those of the vectors that are left over, then the other three
+            vectors' sums. At the end the terms that fill no vector are added from +0, then the
+            lanes in ascending order, and init last. If there are fewer terms than lanes, a vector
+            has one lane.
         CHUNKED: each chunk is added in ascending order from 0, so that its first product rounds;
             the sums of the chunks are added to init.
         EXACT: init + the exact sum, with one rounding at the end.
@@ -64,6 +81,7 @@ class Order(StrEnum):
     OCTETS = "octets"
     OCTET_PAIRS = "octet-pairs"
     WARPS = "warps"
+    CASCADE = "cascade"
     CHUNKED = "chunked"
     EXACT = "exact"
     ALIGNED = "aligned"
@@ -76,7 +94,14 @@ class Order(StrEnum):
 
 
 # orders with many additions at once, for which no random bits are defined
-OF_THREADS = (Order.ALIGNED, Order.STRIDED, Order.OCTETS, Order.OCTET_PAIRS, Order.WARPS)
+OF_THREADS = (
+    Order.ALIGNED,
+    Order.STRIDED,
+    Order.OCTETS,
+    Order.OCTET_PAIRS,
+    Order.WARPS,
+    Order.CASCADE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +118,8 @@ class Accumulator:
     * PAIRWISE, HALVES, STRIDED, OCTETS, OCTET_PAIRS and WARPS begin at the first products and add
       init last. Partial sums of products may be -0. A zero becomes +0 if init is +0; it stays -0
       only if init is -0. OCTETS, OCTET_PAIRS and WARPS pad short sums with +0.
-    * CHUNKED begins every chunk at +0 and the sum of the chunks at init.
+    * CHUNKED begins every chunk at +0 and the sum of the chunks at init. CASCADE begins all its
+      sums at +0 and adds init last.
     * EXACT gives +0 for every exact sum of zero, even if init and all products are -0.
     * ALIGNED gives +0 for every result of zero, even if the sum was negative before the cut.
     * NATIVE leaves the sign of a @ b to the device and adds init to it.
@@ -106,15 +132,16 @@ class Accumulator:
         step: the `Rounding` after each addition. EXACT applies it once at the end; NATIVE ignores
             it.
         chunk: the number of products in a chunk (CHUNKED, ALIGNED), of lanes (STRIDED, OCTETS,
-            OCTET_PAIRS), or of terms that a thread adds (WARPS, where it must be a power of two).
+            OCTET_PAIRS, CASCADE), or of terms that a thread adds (WARPS, where it must be a power
+            of two).
         alignment: an `Alignment`, which says how ALIGNED cuts its terms; None for the other orders.
             `Accumulator.tensor_core` fills it in.
 
     Raises:
         ValueError: for an unknown order; a chunk below 1, or one that is not a power of two in
             WARPS; EXACT with a step of more than 29 bits; ALIGNED without an alignment, or another
-            order with one; or a stochastic step in ALIGNED, STRIDED, OCTETS, OCTET_PAIRS and WARPS,
-            whose additions happen at once.
+            order with one; or a stochastic step in ALIGNED, STRIDED, OCTETS, OCTET_PAIRS, WARPS and
+            CASCADE, whose additions happen at once.
         TypeError: for a step that is not a `Rounding` or a chunk that is not a whole number.
 
     Example:
@@ -164,8 +191,10 @@ class Accumulator:
 
         Args:
             arch: volta, turing, ampere, ada, hopper or blackwell.
-            operand: the format of both factors, such as "bf16" (`roundscope.emu.sums.tensor_cores`
-                lists them).
+            operand: the format of both factors, which must hold their numbers. It is fp16, bf16,
+                tf32, e4m3fn or e5m2, and on Blackwell also e3m2fn, e2m3fn or e2m1fn; older
+                architectures have fewer. On Blackwell FP8 and FP6 factors may also be in blocks of
+                32 with E8M0 scales (`to_blocks`).
             sum_format: the format of the sum: "fp32", or "fp16" for fp16 and FP8 factors.
 
         Returns:
@@ -183,9 +212,8 @@ class Accumulator:
             >>> acc.chunk, acc.alignment.bits, str(acc.step)
             (16, 25, 'fp32:toward-zero')
         """
-        from roundscope.emu.sums.tensor_cores import tensor_core
-
-        return tensor_core(arch, operand, sum_format)
+        chunk, alignment, step = core_of(arch, operand, sum_format)
+        return Accumulator(order=Order.ALIGNED, step=step, chunk=chunk, alignment=alignment)
 
     def __str__(self) -> str:
         if self.alignment is not None:
@@ -274,6 +302,8 @@ def accumulate(
     }
     if acc.order in of_threads:
         return of_threads[acc.order](ops, acc, add, step, a, b, init)
+    if acc.order is Order.CASCADE:
+        return _cascade(ops, acc, add, step, a, b, init, steps)
     return _chunked(ops, acc, add, step, a, b, init, steps)
 
 
@@ -299,6 +329,18 @@ def add_aligned(
     )
     steps.append((whole, totals[1]))
     return total
+
+
+def stochastic_step(ops: Ops, r: Rounding, shape: tuple[int, ...], offset: int = 0) -> Step | None:
+    """Return the step of a sum that draws random bits for each entry, or None in other modes.
+
+    The bits are those of additions that come after `offset` others.
+    """
+    if r.mode is not RoundingMode.STOCHASTIC:
+        return None
+    xp = ops.xp
+    at = xp.arange(shape[0])[:, None], xp.arange(shape[1])
+    return lambda k, x: ops.round(x, r, event_bits(xp, r.seed, 0, *at, offset + k + 1))
 
 
 def _plain(ops: Ops, r: Rounding) -> Step:
@@ -397,14 +439,17 @@ def _octets(
     """
     if not a.shape[0]:
         return init
-    lanes = min(acc.chunk, -(-a.shape[0] // 8))
+    octets, is_paired = -(-a.shape[0] // 8), acc.order is Order.OCTET_PAIRS
+    lanes = math.gcd(acc.chunk, octets) if is_paired else min(acc.chunk, octets)
     values = _padded(ops.xp, ops.multiply(a[:, :, None], b[:, None, :]), 8 * lanes)
     values = values.reshape(values.shape[0] // (8 * lanes), lanes, 8, *values.shape[1:])
+    places = list(np.ndindex(values.shape[0], 8))
+    if is_paired:
+        places.sort(key=lambda place: place[1])  # first numbers of octets, then second ones
     total = step(0, values[0, :, 0])
-    for page in range(values.shape[0]):
-        for n in range(page == 0, 8):
-            total = step(0, add(total, values[page, :, n]))
-    joined = _by_halves if acc.order is Order.OCTETS else _by_pairs
+    for page, n in places[1:]:
+        total = step(0, add(total, values[page, :, n]))
+    joined = _by_pairs if is_paired else _by_halves
     return step(1, add(init, joined(ops.xp, add, step, total)))
 
 
@@ -469,3 +514,66 @@ def _chunked(
         part = _ascending(ops, add, step, a[chunk], b[chunk], zero, lo + n, steps)
         total = step(min(lo + acc.chunk, a.shape[0]) + n, add(total, part))
     return total
+
+
+def _cascade(
+    ops: Ops,
+    acc: Accumulator,
+    add: Add,
+    step: Step,
+    a: Array,
+    b: Array,
+    init: Array,
+    steps: Steps | None,
+) -> Array:
+    """Return the sum for CASCADE: ATen's inner sum (aten/src/ATen/native/cpu/SumKernel.cpp,
+    vectorized_inner_sum, row_sum and multi_row_sum).
+
+    Sums that get no term are left out. A level's blocks are added at once, since each begins at +0.
+    """
+    if not a.shape[0]:
+        return init
+    xp = ops.xp
+    plain = step.plain if isinstance(step, _Keeping) else step
+
+    def added(values: Array) -> Array:
+        """Return the sum along the first axis, one after the other from +0."""
+
+        def body(total: Array, k: Any, x: tuple[Array]) -> tuple[Array, Any]:
+            before = add(total, x[0])
+            after = plain(0, before)
+            return after, None if steps is None else (before, after)
+
+        zero = ops.hidden(xp.zeros(values.shape[1:]))
+        total, kept = ops.scan(body, zero, (values,))
+        if steps is not None:
+            before, after = (x.reshape(-1, *x.shape[-2:]) for x in kept)
+            steps.append((before, after))
+        return total
+
+    def onto(total: Array, values: Sequence[Array]) -> Array:
+        for x in values:
+            total = step(0, add(total, x))
+        return total
+
+    values = ops.multiply(a[:, :, None], b[:, None, :])
+    lanes = acc.chunk if a.shape[0] >= acc.chunk else 1
+    whole = a.shape[0] // lanes * lanes
+    vectors = values[:whole].reshape(whole // lanes, lanes, *values.shape[1:])
+    fours = vectors.shape[0] // 4
+    block = 1 << max(4, (fours - 1).bit_length() // 4)
+    level, sums = vectors[: 4 * fours].reshape(fours, 4, *vectors.shape[1:]), []
+    for _ in range(3):
+        blocks = level.shape[0] // block
+        if level.shape[0] % block:
+            sums.append(added(level[blocks * block :]))
+        level = level[: blocks * block].reshape(blocks, block, *level.shape[1:])
+        level = added(xp.moveaxis(level, 1, 0)) if blocks else level[:, 0]
+    if level.shape[0]:
+        sums.append(added(level))
+    if sums:
+        four = onto(sums[0], sums[1:])
+        own = onto(four[0], [*vectors[4 * fours :], *four[1:]])
+    else:
+        own = added(vectors)
+    return step(0, add(init, added(xp.concatenate([values[whole:], own]))))

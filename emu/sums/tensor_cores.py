@@ -1,4 +1,4 @@
-"""The tensor cores of NVIDIA's architectures as accumulators.
+"""The tensor cores of NVIDIA's architectures: how `Accumulator.tensor_core` adds.
 
 The parameters are those of arXiv 2511.10909 (MMA-Sim; the numbers are from its version 2.1.1).
 
@@ -18,9 +18,8 @@ from typing import NamedTuple
 from roundscope.emu.errors import unknown
 from roundscope.emu.formats.format import format_named
 from roundscope.emu.numbers import check_text
-from roundscope.emu.roundings.modes import rounding
+from roundscope.emu.roundings.modes import FP16, Rounding, rounding
 from roundscope.emu.shown import shown
-from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.aligned import Alignment
 
 BITS = {
@@ -64,29 +63,14 @@ def architecture(name: str) -> _Arch:
     return ARCHITECTURES[name]
 
 
-def tensor_core(arch: str, operand: str, sum_format: str = "fp32") -> Accumulator:
-    """Return the accumulator of an architecture's tensor core, such as ("hopper", "bf16").
+def core_of(arch: str, operand: str, sum_format: str) -> tuple[int, Alignment, Rounding]:
+    """Return the chunk, the alignment and the step of an architecture's tensor core.
 
-    Args:
-        arch: volta, turing, ampere, ada, hopper or blackwell.
-        operand: the format of both factors, which must hold their numbers. It is fp16, bf16, tf32,
-            e4m3fn or e5m2, and on Blackwell also e3m2fn, e2m3fn or e2m1fn; older architectures have
-            fewer. On Blackwell FP8 and FP6 factors may also be in blocks of 32 with E8M0 scales
-            (`to_blocks`).
-        sum_format: the format of the sum: fp32, or fp16 for fp16 and FP8 factors.
-
-    Returns:
-        An `Accumulator` with the order `Order.ALIGNED`.
-
-    Raises:
-        ValueError: for an unknown architecture, or a format that it does not have.
+    The arguments are those of `Accumulator.tensor_core`, and so are the errors.
     """
-    for name, word in (("arch", arch), ("operand", operand), ("sum_format", sum_format)):
-        check_text(
-            name,
-            word,
-            "bf16" if name == "operand" else "fp32" if name == "sum_format" else "hopper",
-        )
+    check_text("arch", arch, "hopper")
+    check_text("operand", operand, "bf16")
+    check_text("sum_format", sum_format, "fp32")
     core, sums = architecture(arch), ("fp32",) if operand in ("bf16", "tf32") else ("fp32", "fp16")
     if operand not in core.operands:
         raise ValueError(
@@ -98,12 +82,7 @@ def tensor_core(arch: str, operand: str, sum_format: str = "fp32") -> Accumulato
         )
     in_fp16 = sum_format == "fp16"
     bits = core.bits_fp8 if core.bits_fp8 and BITS[operand] == 8 else core.bits
-    step = (
-        rounding("fp16") if in_fp16 else rounding("e8m13" if bits == 13 else "fp32", "toward-zero")
-    )
-    kept = Alignment(
-        bits=bits, zero=core.zero_fp16 if in_fp16 else core.zero, operand=format_named(operand)
-    )
-    return Accumulator(
-        order=Order.ALIGNED, step=step, chunk=core.chunk * 8 // BITS[operand], alignment=kept
-    )
+    step = FP16 if in_fp16 else rounding("e8m13" if bits == 13 else "fp32", "toward-zero")
+    zero = core.zero_fp16 if in_fp16 else core.zero
+    alignment = Alignment(bits=bits, zero=zero, operand=format_named(operand))
+    return core.chunk * 8 // BITS[operand], alignment, step

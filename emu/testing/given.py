@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.emu.api import _array
 from roundscope.emu.blocks.codes import DTYPES, NUMPY
 from roundscope.emu.errors import unknown
 from roundscope.emu.formats.format import Format, format_named
+from roundscope.emu.libraries import numpy_array
 from roundscope.emu.numbers import check_array
 from roundscope.emu.roundings.modes import rounding
 from roundscope.emu.tensors import is_tensor
@@ -29,7 +29,7 @@ def numpy_of(x: Any, name: str) -> np.ndarray:
     not make an array of real numbers.
     """
     check_array(name, x)
-    array = _of_tensor(x, name) if is_tensor(x) else _array(x, name)
+    array = _of_tensor(x, name) if is_tensor(x) else numpy_array(x, name)
     if array.dtype.name not in FORMATS and array.dtype.kind not in "iub":
         raise TypeError(
             f"{name}: dtype {array.dtype}, must be an array of floats of at most 64 bits or of"

@@ -18,7 +18,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, ScaleRule, block_format
+from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, block_format
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.formats.format import NAMED, Format, format_named
 from roundscope.emu.numbers import check_whole
 from roundscope.emu.roundings.modes import NanPolicy, Overflow, Rounding, RoundingMode, rounding

@@ -78,6 +78,7 @@ def verdict_on(
     measured: str,
     estimate: Estimate | None = None,
     note: str = "",
+    *,
     sizes: str = "",
     queries: tuple[str, ...] = (),
 ) -> Verdict:

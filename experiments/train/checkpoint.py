@@ -182,13 +182,13 @@ def _restored(path: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -
     """Return the arrays as the State that the checkpoint's own config has."""
     import jax
 
-    from roundscope.experiments.train import origins
     from roundscope.experiments.train.gpt.interventions import changes_of
     from roundscope.experiments.train.gpt.step import shape_of
+    from roundscope.experiments.train.settings import settings_of
     from roundscope.experiments.train.spikes import watches_of
 
     try:
-        found, arms = origins.settings_of(meta), len(meta["arms"])
+        found, arms = settings_of(meta), len(meta["arms"])
         config, texts = found.config, [text for arm in found.arms for text in arm.changes]
         for text in (*texts, *(text for _, text in found.at)):
             changes_of(text)

@@ -17,7 +17,7 @@ from roundscope.experiments.train.gpt import linear, offset
 from roundscope.experiments.train.gpt.engines import has_device
 from roundscope.experiments.train.gpt.interventions import described
 from roundscope.experiments.train.run import training
-from roundscope.experiments.train.settings import Arm, Settings, plain, settings
+from roundscope.experiments.train.settings import Arm, Settings, plain, settings, settings_of
 from roundscope.experiments.train.step import pick
 from roundscope.tools.errors import bad
 from roundscope.tools.results.machine import device, versions
@@ -177,16 +177,6 @@ def _later(
     return training.Beginning(
         step=step, state=pick(state, chosen), watch=meta["watch"], arms=chosen
     )
-
-
-def settings_of(meta: dict[str, Any]) -> Settings:
-    """Return the settings of the run whose checkpoint has the meta data `meta`."""
-    arms = tuple(
-        Arm(name=a["name"], changes=tuple(a["changes"]), lr=a["lr"], seed=a["seed"])
-        for a in meta["arms"]
-    )
-    config = settings([], before=meta["config"]).config
-    return Settings(config=config, arms=arms, at=tuple((s, t) for s, t in meta["at"]))
 
 
 def _branch(

@@ -117,6 +117,25 @@ def plain(config: Config) -> dict[str, Any]:
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
 
+def settings_of(meta: Mapping[str, Any]) -> Settings:
+    """Return the settings of the run whose checkpoint has the meta data `meta`."""
+    arms = tuple(
+        Arm(name=a["name"], changes=tuple(a["changes"]), lr=a["lr"], seed=a["seed"])
+        for a in meta["arms"]
+    )
+    config = settings([], before=meta["config"]).config
+    return Settings(config=config, arms=arms, at=tuple((s, t) for s, t in meta["at"]))
+
+
+def meta_of(found: Settings) -> dict[str, Any]:
+    """Return the settings as a checkpoint keeps them, from which `settings_of` reads them."""
+    arms = [
+        {"name": a.name, "changes": list(a.changes), "lr": a.lr, "seed": a.seed} for a in found.arms
+    ]
+    at = [list(pair) for pair in found.at]
+    return {"config": plain(found.config), "arms": arms, "at": at}
+
+
 def _words(words: Sequence[str]) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for word in words:

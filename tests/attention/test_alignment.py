@@ -9,8 +9,8 @@ import torch
 from torch.nn.attention.bias import causal_lower_right
 
 from roundscope.attention import attend, error_budget, examine, row_sums
-from roundscope.attention.alignment import visible_keys
 from roundscope.attention.engines import fused
+from roundscope.attention.inputs.alignment import visible_keys
 from roundscope.attention.models.drift import HeadTensors, head_numbers
 from roundscope.attention.testing.exact import exact
 from roundscope.attention.testing.families import draw

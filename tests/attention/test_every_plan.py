@@ -42,7 +42,7 @@ ARGUMENTS = {
 REFUSED = {  # the kernels of these plans have no such feature, or cannot take the argument
     "softcap": {"triton-tutorial", "gpt-oss", "pallas-mha", "sage-int8"},
     "sinks": {
-        *("fa2-split", "flex", "triton-tutorial", "pallas-mha"),
+        *("fa2-split", "cudnn-split", "flex", "triton-tutorial", "pallas-mha"),
         *("qiu-yao-eager", "qiu-yao-compiled", "jax-xla", "sage-int8"),
     },
     "negative": {"sdpa-math"},

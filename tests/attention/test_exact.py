@@ -90,6 +90,7 @@ CHANGES = {
     "WIDE_O": {"delta_from": DeltaFrom.WIDE_O},
     "into-o": {"pv_into_o": True, "row_sum_of": Site.P},
     "unfused": {"normalise_first": True},
+    "last": {"normalized_last": True},
     "stabilised": {"stabiliser": Stabilizer(beta=2.0, window=0.05)},
 }
 

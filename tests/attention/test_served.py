@@ -384,3 +384,29 @@ def test_a_sink_s_gradient_leaves_rows_of_padding_out(engine):
         )
     want = expected(None, None, True, True)[4]
     assert np.allclose(found.dsinks, want, rtol=1e-12)
+
+
+def test_a_capped_score_of_its_own_has_no_scale():
+    """A softcap that multiplies the exponents again, or the derivative of the score in place of
+    that of tanh.
+    """
+    names = ("TANH", "CT", "M", "CM", "X", "TANH_B", "CT_B", "TT")
+    words = "exp=ex2 log2_e=maximum fused_exponent=true softcap=1.7 cap_apart=true"
+    found = examine(
+        *INPUTS,
+        plan=Plan.preset("fa2-bf16").changed(words),
+        block_q=T,
+        block_k=T,
+        scale=0.5,
+        record=Record(events=names),
+    ).trace.events
+    after = {name: np.asarray(found[name][1], np.float32) for name in names}
+    log2_e, cap = np.float32(np.log2(np.e)), np.float32(1.7)
+    assert np.array_equal(after["CT"], cap * after["TANH"])
+    assert np.array_equal(after["CT_B"], cap * after["TANH_B"])
+    assert np.array_equal(after["M"].reshape(B, N, T), after["CT"].max(axis=-1))
+    assert np.array_equal(after["CM"], log2_e * after["M"])
+    shift = after["CM"].reshape(B, N, T, 1)
+    exact = after["CT"].astype(np.longdouble) * np.longdouble(log2_e) - shift
+    assert np.array_equal(after["X"], exact.astype(np.float32))
+    assert np.array_equal(after["TT"], after["TANH_B"] ** 2)

@@ -7,7 +7,6 @@ import pytest
 
 from roundscope.attention import Record, Site
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.plans.record import ordinal
 from roundscope.attention.sites import PRODUCTS, site_named
 from roundscope.emu.roundings.random import event_bits
 from tests.attention.small import B, H, N, S, T, run
@@ -106,6 +105,10 @@ STREAMS = {
     "DVH": 101,
     "DSR": 102,
     "KM": 103,
+    "CT": 104,
+    "CT_B": 105,
+    "IA": 106,
+    "IO": 107,
     "DQ": 32,
     "DK": 33,
     "DQ_OUT": 34,
@@ -121,7 +124,7 @@ def test_every_site_has_its_formula_and_place():
         assert site.axes
         assert site.stage in ("inputs", "forward", "backward")
         assert site_named(site.lower()) is site
-        assert ordinal(site) == place
+        assert site.ordinal == place
     assert set(PRODUCTS) <= set(Site)
 
 

@@ -11,10 +11,9 @@ from roundscope.attention import PRODUCTS, DeltaFrom, Plan, Site
 from roundscope.attention.plans.traced import common_structure
 from roundscope.emu.roundings.modes import RoundingMode, rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
-from roundscope.emu.sums.tensor_cores import tensor_core
 
 FA2 = Plan.preset("fa2-bf16")
-TENSOR_CORE = tensor_core("hopper", "bf16")
+TENSOR_CORE = Accumulator.tensor_core("hopper", "bf16")
 MODES = [str(mode) for mode in RoundingMode]
 DIRECTED = [mode for mode in MODES if mode not in ("stochastic", "ties-to-even")]
 

@@ -145,6 +145,36 @@ def test_split_keys_are_one_softmax():
                 )
 
 
+@pytest.mark.parametrize(
+    ("engine", "preset", "order"),
+    [
+        ("numpy", "cudnn", "ascending"),
+        ("numpy", "cudnn", "descending"),
+        ("xla", "fp32", "descending"),
+        pytest.param("xla", "fp32", "ascending", marks=pytest.mark.thorough),
+    ],
+)
+def test_key_tiles_are_dealt_to_splits_in_turn(engine, preset, order):
+    """Tile 2 in a split of its own, or beside tile 1: two splits of three tiles are the same keys
+    in the order 0 2, 1 and in parts of two tiles, the last of which is masked. Scores that are
+    recorded at the place of another tile.
+    """
+    q, k, v = (normal(80 + i, 1, 24, 1, 16) for i in range(3))
+    plan = Plan.preset(preset).changed(f"split_tiles=1 key_order={order}")
+    options = {"block_q": 24, "block_k": 8, "engine": engine}
+    record = Record(events=(Site.S,))
+    dealt = examine(q, k, v, plan=plan.changed("split_count=2"), record=record, **options)
+    rows = np.concatenate([np.arange(8) + 8 * tile for tile in (0, 2, 1, 1)])
+    mask = (np.arange(32) < 24)[None, None, None]
+    parts = examine(
+        q, k[:, rows], v[:, rows], plan=plan.changed("split_tiles=2"), mask=mask, **options
+    )
+    assert np.array_equal(dealt.out, parts.out) and np.array_equal(dealt.lse, parts.lse)
+    apart = examine(q, k, v, plan=plan, record=record, **options)
+    assert not np.array_equal(dealt.lse, apart.lse)
+    assert np.array_equal(dealt.trace.events[Site.S], apart.trace.events[Site.S])
+
+
 def test_a_record_of_what_every_split_has_is_refused():
     """Events of the last split alone."""
     arrays = [normal(80 + i, 1, 40, 1, 16) for i in range(4)]

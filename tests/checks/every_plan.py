@@ -25,7 +25,6 @@ import numpy as np
 
 from roundscope.attention import Plan, examine
 from roundscope.attention.budget.parts import exactly
-from roundscope.attention.plans.checks import check_factors
 from roundscope.attention.plans.choices import (
     Exponential,
     Logarithm,
@@ -34,6 +33,7 @@ from roundscope.attention.plans.choices import (
     Tanh,
 )
 from roundscope.attention.testing.words import BASES, CHOICES, TOGETHER
+from roundscope.events.plan import check_factors
 
 RESULTS = ("out", "lse", "dq", "dk", "dv", "delta", "dsinks")
 TOLERANCE = 1e-5

@@ -10,6 +10,7 @@ import json
 import os
 import time
 import traceback
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,12 @@ INSTRUCTIONS = {
     "ex2": "ex2.approx.ftz.f32",
     "rcp": "rcp.approx.ftz.f32",
     "lg2": "lg2.approx.ftz.f32",
+    "tanh_approx": "tanh.approx.f32",
 }
+PACKAGES = (
+    *("flash-attn-4", "flash-attn3-jax", "nvidia-cudnn-frontend", "sageattention", "tokamax"),
+    "transformers",
+)
 FUNCTIONS = (*INSTRUCTIONS, "expf", "logf", "log2f", "tanhf")
 
 
@@ -157,7 +163,7 @@ def functions() -> dict[str, np.ndarray]:
 
 
 def versions() -> dict[str, str]:
-    """Return the names and versions of the GPU and of the libraries that ran."""
+    """Return the names and versions of the GPU and of the libraries that are there."""
     import jax
     import torch
     import triton
@@ -169,7 +175,7 @@ def versions() -> dict[str, str]:
         "triton": triton.__version__,
         "cudnn": str(torch.backends.cudnn.version()),
         "jax": jax.__version__,
-    }
+    } | {d.name: d.version for d in distributions() if d.name in PACKAGES}
 
 
 def main() -> None:

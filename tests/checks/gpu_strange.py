@@ -78,7 +78,7 @@ def compared(folder: Path) -> Iterator[str]:
         file = np.load(path)
         for case in sorted({key.rpartition("/")[0] for key in file}):
             x, own = of_one_head(calls[case]), TWINS[twin]
-            block_q, block_k = own.tiles(x.q.shape[-1])
+            block_q, block_k = own.tiles(x.q.shape[-1], x.is_cut)
             options = {n: o for n, o in x.options.items() if o is not None}
             try:
                 got = examine(

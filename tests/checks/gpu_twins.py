@@ -38,7 +38,7 @@ def compared() -> Iterator[tuple[str, dict[str, int], dict[str, int], int]]:
         for family in CASES:
             for causal in (False, True):
                 x = inputs(family, causal)
-                block_q, block_k = TWINS[name].tiles(x.q.shape[-1])
+                block_q, block_k = TWINS[name].tiles(x.q.shape[-1], causal)
                 options = {
                     "plan": TWINS[name].plan,
                     "block_q": block_q,
@@ -64,7 +64,7 @@ def times() -> Iterator[Row]:
     for size in SIZES["gpu"]:
         arrays, field = numbers(size, "bfloat16"), torch_kernels(size)
         for name in FUSED:
-            tile = TWINS[name].tiles(size.features)
+            tile = TWINS[name].tiles(size.features, size.is_causal)
             field.append(
                 of_jax(
                     f"{name}, fused {tile[0]} x {tile[1]}",

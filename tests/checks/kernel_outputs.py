@@ -18,6 +18,7 @@ import numpy as np
 
 from roundscope.attention.models.capture_file import save_tensors
 from roundscope.attention.testing.calls import Inputs
+from roundscope.tools.tensors.files import open_tensors
 from tests.checks.engines import normal, shipped
 
 TOKENS = 512
@@ -29,11 +30,16 @@ GROUPS = {
     "torch": ("flex", "eager"),
     "served": ("flex-served", "gemma2", "gpt-oss"),
     "jax": ("jax-xla", "pallas"),
-    "tokamax": ("tokamax-triton", "tokamax-mosaic", "tokamax-chunked"),
+    "tokamax": (
+        *("tokamax-triton", "tokamax-mosaic", "tokamax-mosaic-stale", "tokamax-chunked"),
+        *("tokamax-triton-gqa", "tokamax-mosaic-gqa"),
+    ),
     "triton": ("triton-tutorial",),
     "grouped": ("sdpa-flash-gqa", "sdpa-cudnn-gqa", "sdpa-math-gqa", "jax-cudnn-gqa"),
     "repeated": ("eager-gqa", "flex-gqa"),
     "fp8": ("cudnn-fp8", "cudnn-fp8-s256"),
+    "fa3": ("fa3", "fa3-gqa", "fa3-fp16", "fa3-split"),
+    "fa3-fp8": ("fa3-fp8", "fa3-fp8-gqa", "fa3-fp8-descaled"),
     "fa4": ("fa4", "fa4-gqa"),
     "sage": ("sage-int8",),
     "released": (
@@ -53,13 +59,27 @@ STORED_OF = {  # of kernels that do not run with the widths of the families abov
     "cudnn-fp8": ("gaussian128",),
     "cudnn-fp8-s256": ("gaussian128",),
     "fa4-gqa": ("gaussian64",),
+    "fa3": ("gaussian128", "ragged32"),
+    "fa3-gqa": ("layer4",),
+    "fa3-fp8": ("gaussian128", "ragged32"),
+    "tokamax-mosaic": ("gaussian128",),
+    "tokamax-mosaic-stale": ("gaussian128",),
     "sdpa-flash-gqa": ("layer4",),
     "sdpa-cudnn-gqa": ("layer4",),
     "sdpa-math-gqa": ("layer4",),
     "jax-cudnn-gqa": ("layer4",),
     "eager-gqa": ("layer4",),
     "flex-gqa": ("layer4",),
+    "sdpa-cudnn-one": ("one-query",),
 }
+FULL_ONLY = ("sdpa-cudnn-one",)  # kernels that were called without causality alone
+WITH_INPUTS = ("one-query",)  # families whose q, k, v and do are in the kernel's file
+LEFT_OUT = (  # gradients that are not stored: of a backward with too little memory, or like others
+    "fa3/gaussian128/full/d",
+    "fa3-gqa/layer4/full/d",
+    "tokamax-mosaic-stale/gaussian128/full/d",
+    "tokamax-mosaic-stale/gaussian128/causal/d",
+)
 GROUP = 4  # query heads of a key head, in the calls of kernels whose names end with -gqa
 
 
@@ -103,7 +123,11 @@ def inputs(family: str, causal: bool, kernel: str = "") -> Inputs:
     """The arguments of one call on the GPU; kernel: one of `SERVED` has some more, and one with
     -gqa has every fourth key head.
     """
-    q, k, v, do = FAMILIES[family][0]()
+    if family in WITH_INPUTS:
+        with open_tensors(GOLDEN / f"{kernel}.safetensors") as file:
+            q, k, v, do = (file[f"{family}/full/{name}"] for name in ("q", "k", "v", "do"))
+    else:
+        q, k, v, do = FAMILIES[family][0]()
     if kernel.endswith("-gqa"):
         k, v = (np.ascontiguousarray(x[:, :, ::GROUP]) for x in (k, v))
     more = dict(SERVED.get(kernel, {}))
@@ -162,6 +186,8 @@ def main() -> None:
             arrays = {}
             for key in recorded:
                 kernel, family, mode, part = key.split("/")
+                if key.startswith(LEFT_OUT):
+                    continue
                 if kernel == name and family in STORED_OF.get(name, STORED):
                     x = widened(recorded[key])
                     arrays[f"{family}/{mode}/{part}"] = of_first_head(kernel, part, x)

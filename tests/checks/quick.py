@@ -17,7 +17,7 @@ CORE = (
     "tests/attention/test_twins.py",
     "tests/attention/grammar",
 )
-LAYERS = ("emu", "attention", "tools", "experiments", "roundscope")
+LAYERS = ("emu", "events", "attention", "operations", "tools", "experiments", "roundscope")
 
 
 def changed(revision: str) -> list[str]:

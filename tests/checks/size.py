@@ -15,7 +15,7 @@ from pathlib import Path
 import grimp
 
 ROOT = Path(__file__).parents[2]
-LAYERS = ("emu", "attention", "tools", "experiments")
+LAYERS = ("emu", "events", "attention", "operations", "tools", "experiments")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

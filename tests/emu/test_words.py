@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from roundscope import emu
 from roundscope.attention.grammar.roundings import event_of
+from roundscope.emu.testing import assert_rounds_as
 from roundscope.experiments.cli.main import app
 
 X = np.array(
@@ -109,4 +110,4 @@ def test_no_setting_of_numpy_makes_a_result_an_error(dtype: str) -> None:
             emu.from_blocks(emu.to_blocks(a, name))
             emu.round_blocks(a, name)
             emu.dot(emu.to_blocks(a, name, axis=1), emu.to_blocks(b, name, axis=0))
-        emu.testing.assert_rounds_as(lambda v: np.asarray(emu.round_to(v, "bf16")), "bf16")
+        assert_rounds_as(lambda v: np.asarray(emu.round_to(v, "bf16")), "bf16")

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from roundscope.attention.plans.twins import TWINS
-from roundscope.tools.bench.deliver import Bench, Drawing, Line, deliver, show
+from roundscope.tools.bench.deliver import Bench, Line, deliver, show
+from roundscope.tools.bench.drawing import Drawing, span
 from roundscope.tools.bench.round import race
 
 QUEUED = 0.05  # how many seconds of calls are queued
@@ -260,8 +261,6 @@ def run(as_json: bool, out: Path | None = None) -> None:
 
 
 def _drawing(rows: list[Row]) -> Drawing:
-    from roundscope.tools.bench.picture import span
-
     bars = [(f"B N T H = {r.size}", r.what, 1.0 / r.times, r.is_ours) for r in rows]
     best = [
         min(r.times for r in rows if r.is_ours and r.size == size)
@@ -304,7 +303,7 @@ def contestants(size: Size) -> list[Contestant]:
         for q, k in TILES[size.features]
     }
     for name in REAL:
-        q, k = TWINS[name].tiles(size.features)
+        q, k = TWINS[name].tiles(size.features, size.is_causal)
         fused[f"{name}, fused {q} x {k}"] = emulated(name, size, "pallas", (q, k))
     # a kernel has no room for its own tiles, 512 x 512
     released = emulated("qiu-yao-compiled", size, "pallas", SLOW_TILE)

@@ -8,18 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from roundscope.tools.bench.drawing import Drawing
 from roundscope.tools.report import terminal
 from roundscope.tools.report.model import Table, Text
-
-Bar = tuple[str, str, float, bool]  # group, name, ratio of speeds, whether it is ours
-
-
-class Drawing(NamedTuple):
-    """The contents of a picture: its bars, the sentence above them and the label of their axis."""
-
-    bars: Sequence[Bar]
-    title: str
-    axis: str
 
 
 class Bench(NamedTuple):

@@ -15,7 +15,8 @@ import numpy as np
 
 from roundscope.emu import Accumulator, Order, dot, round_to
 from roundscope.emu.roundings.modes import rounding
-from roundscope.tools.bench.deliver import Bench, Drawing, Line, deliver, show
+from roundscope.tools.bench.deliver import Bench, Line, deliver, show
+from roundscope.tools.bench.drawing import Drawing, number, span
 from roundscope.tools.bench.round import THREADS, numba_threads, race
 from roundscope.tools.report.progress import bar
 
@@ -75,8 +76,6 @@ def _drawing(rows: list[Row]) -> Drawing:
 
 def answer(rows: list[Row]) -> str:
     """Return how fast a tensor core's sums are, against a float32 product and against MMA-Sim."""
-    from roundscope.tools.bench.picture import number, span
-
     cores = span([r.of_matmul for r in rows if r.name == "Hopper" and r.of_matmul is not None])
     ratio = next((r.ours for r in rows if r.ours is not None), None)
     theirs = (

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from roundscope.emu.whole_files import write_whole
-from roundscope.tools.bench.deliver import Bar, Drawing
+from roundscope.tools.bench.drawing import Bar, Drawing, number
 from roundscope.tools.report import pictures
 from roundscope.tools.report.pictures import COLOURS, INK, QUIET
 from roundscope.tools.results.folder import write_json
@@ -83,17 +83,6 @@ def picture(bars: Sequence[Bar], title: str, axis: str) -> Figure:
     handles = [Patch(color=colour, label=name) for name, colour in (keys | colours).items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
     return figure
-
-
-def number(value: float) -> str:
-    """Return a number with two digits, and without a power of ten that a reader has to work out."""
-    return f"{value:.2g}" if value < 99.5 else f"{value:,.0f}"
-
-
-def span(values: Sequence[float]) -> str:
-    """Return the least and the largest as words of a title, or one number if both are the same."""
-    low, high = number(min(values)), number(max(values))
-    return low if low == high else f"{low} to {high}"
 
 
 def _down(ax: Axes, labels: Sequence[tuple[float, str, bool]]) -> None:

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from roundscope.emu.roundings.modes import rounding, without_saturation
-from roundscope.tools.bench.deliver import Bench, Drawing, Line, deliver, show
+from roundscope.tools.bench.deliver import Bench, Line, deliver, show
+from roundscope.tools.bench.drawing import Drawing, span
 from roundscope.tools.bench.rivals import RIVALS, Rival, Round, ours_on_xla
 from roundscope.tools.report.progress import shares
 
@@ -304,8 +305,6 @@ def answer(doing: str, rows: list[Row]) -> str:
     The libraries of each format are compared with ours where it returns a new array, as they do;
     the copy is compared with ours in place.
     """
-    from roundscope.tools.bench.picture import span
-
     rivals = [r for r in rows if r.ours is not None and not _is_ours(r) and r.name != "copy"]
     best = [
         min(float(r.ours or 0.0) for r in rivals if r.format == name)

@@ -175,13 +175,11 @@ class CheckOptions:
 
         return overrides_of(self.call)
 
-    def reference(self, features: int) -> "Reference":
+    def reference(self) -> "Reference":
         """Return the claimed plan on its tiles. Raises ValueError for one that is not known."""
         from roundscope.attention.testing.reference import reference
 
-        return reference(
-            self.claimed, features, self.dtype, self.block_q, self.block_k, tuple(self.changes)
-        )
+        return reference(self.claimed, self.dtype, self.block_q, self.block_k, tuple(self.changes))
 
 
 def checked(asked: CheckOptions) -> None:
@@ -206,7 +204,7 @@ def checked(asked: CheckOptions) -> None:
     for name in asked.tests:
         if name not in TESTS:
             raise bad("--only", name, f"must be among {', '.join(TESTS)}")
-    asked.reference(asked.features)
+    asked.reference()
 
 
 def command_of(asked: CheckOptions, only: tuple[str, ...] | None = None) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from roundscope.attention.plans.half import fitting
+from roundscope.attention.plans.named import fitting
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.cases import Answer, Case, not_run, strict
 from roundscope.attention.testing.comparison import Comparison, compare, heads_needed, level_of
@@ -155,7 +155,7 @@ def comparison(
     """Compare a kernel with its plan on inputs of `kinds` and `OTHER`, to their end."""
     return compare(
         function,
-        asked.reference(asked.features),
+        asked.reference(),
         of_kinds,
         partial(drawn, asked),
         draws=asked.draws,
@@ -168,7 +168,7 @@ def comparison(
 
 
 def _of_kernel(asked: CheckOptions, tell: Tell) -> Findings:
-    function, plan = kernel_asked(asked), asked.reference(asked.features)
+    function, plan = kernel_asked(asked), asked.reference()
     tell("first call")
     runs = _running(function, asked)
     found = Findings(name=plain_name(asked.source), about=_about(asked), asked=asked)
@@ -305,7 +305,7 @@ def _real_tensors(function: Kernel, asked: CheckOptions, is_causal: bool) -> Cas
     x = _real(asked, is_causal)
     began = time.perf_counter()
     try:
-        real = asked.reference(x.q.shape[-1])
+        real = asked.reference()
         verdict = judged(function, real, x, MARGINS, asked.dtype)
     except Exception as error:  # a kernel may not take 32 features
         return not_run("edges", REAL, error, began)
@@ -324,6 +324,9 @@ def _of_file(path: Path, asked: CheckOptions, tell: Tell) -> Findings:
         layer = None if each.name == BARE else each.name
         calls.append(whole_of_file(path, asked.layout, layer, said))
     inputs, outputs = [c[2] for c in calls], [c[3] for c in calls]
+    if any("scale_o" in (x.scales or {}) for x in inputs):
+        repair = "outputs are compared without it; store out divided by it, and leave scale_o out"
+        raise bad("FILE", str(path), f"has scale_o: {repair}")
     features = inputs[0].q.shape[-1]
     heads = sum(x.q.shape[0] * x.q.shape[2] for x in inputs)
     several = f", {len(calls)} layers" if len(calls) > 1 else ""
@@ -343,7 +346,7 @@ def _of_file(path: Path, asked: CheckOptions, tell: Tell) -> Findings:
         answers = iter(outputs)
         found.compared = compare(
             lambda x: _comparable(x, next(answers)),
-            asked.reference(features),
+            asked.reference(),
             ["the file"],
             lambda kind, look: inputs[look],
             draws=len(calls),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from roundscope.attention.arguments import served_given
 from roundscope.attention.engines import numpy as engine
-from roundscope.attention.plans.checks import check_factors
+from roundscope.attention.inputs.scales import check_scales_of_backward, scaled
 from roundscope.attention.plans.choices import DeltaFrom
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.record import CHOICES
@@ -21,7 +21,8 @@ from roundscope.attention.testing.calls import Inputs
 from roundscope.attention.tiles import records
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.tiles.records import Residuals, Results
-from roundscope.tools.identify.candidates import BACKWARD, Candidate, scale_of
+from roundscope.events.plan import check_factors
+from roundscope.tools.identify.candidates import BACKWARD, Candidate, scale_of, scales_of
 
 Arrays = dict[str, NDArray[np.float32]]
 Wide = NDArray[np.float64]
@@ -49,6 +50,8 @@ class Backwards:
         """Return the setup of a candidate. Raises ValueError for a plan that cannot run."""
         x = self.x
         plan = served_given(c.plan, x.window, x.softcap, x.sinks, x.q.shape[2])
+        plan, q, k, v, factors = scaled(plan, x.q, x.k, x.v, scales_of(c, x.scales))
+        check_scales_of_backward(records.Inputs(q, k, v, None, None, *factors))
         options = Options(
             block_q=c.block_q,
             block_k=c.block_k,
@@ -59,7 +62,7 @@ class Backwards:
             alignment=x.alignment,
         )
         check_factors(plan)
-        return setup_of(x.q, x.k, x.v, plan, options)[0]
+        return setup_of(q, k, v, plan, options)[0]
 
     def gradients(
         self,
@@ -76,7 +79,8 @@ class Backwards:
             c: The candidate.
             head: The query head; None for all, whose sums dk and dv are.
             rows: The queries, a whole number of tiles from the first on. Only dq is right then.
-            keys: The keys, a whole number of tiles from the first on. Only dk and dv are right.
+            keys: The keys, a whole number of the backward's tiles from the first on. Only dk and dv
+                are right.
         """
         setup = self.setup(c)
         given = self._forward(c, setup)
@@ -162,7 +166,7 @@ def _part(
     )
     t = slice(rows.start, rows.start + setup.query_tiles * setup.block_q)
     s = slice(keys.start, keys.start + setup.key_tiles * setup.block_k)
-    q, k, v, mask, sink = given.inputs
+    q, k, v, mask, sink, *_ = given.inputs
     inputs = records.Inputs(
         q[own, t],
         k[of_keys, s],

@@ -8,14 +8,15 @@ import ml_dtypes
 import numpy as np
 
 from roundscope.attention import Plan, Site, examine
+from roundscope.attention.inputs.scales import OPERANDS, stored_operands
 from roundscope.attention.places import absent
-from roundscope.attention.plans.choice import Moves
-from roundscope.attention.plans.choices import KeyOrder, Log2E
-from roundscope.attention.plans.half import half
+from roundscope.attention.plans.choices import Descales, KeyOrder, Log2E
 from roundscope.attention.plans.hopper import EIGHTS, HOPPER
+from roundscope.attention.plans.named import half
 from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import FACTORS
+from roundscope.attention.testing.calls import Inputs
 from roundscope.emu.roundings.modes import (
     BF16,
     BINARY32,
@@ -26,7 +27,7 @@ from roundscope.emu.roundings.modes import (
     RoundingMode,
 )
 from roundscope.emu.sums.accumulator import Accumulator, Order
-from roundscope.emu.sums.tensor_cores import tensor_core
+from roundscope.events.choice import Moves
 
 PRESETS = (
     "fa2-bf16@hopper",
@@ -108,14 +109,32 @@ class Candidate:
         return (replace(self.plan, name=""), self.block_q, self.block_k, self.scale_ulps)
 
 
-def structures(width: int, keys: int) -> Iterator[Candidate]:
-    """Yield every twin and preset on its own tiles; those that are not fused get a whole row."""
+def structures(width: int, keys: int, is_cut: bool) -> Iterator[Candidate]:
+    """Yield every twin and preset on its own tiles, twins also with their words for this width.
+
+    Those that are not fused get a whole row.
+
+    is_cut: whether causality or a window hides keys from a query
+    """
     for twin in TWINS.values():
-        block_q, block_k = twin.tiles(width)
-        yield Candidate(plan=twin.plan, block_q=block_q, block_k=min(block_k, keys))
+        block_q, block_k = twin.tiles(width, is_cut)
+        own = Candidate(plan=twin.plan, block_q=block_q, block_k=min(block_k, keys))
+        yield own
+        if twin.wide and width > 128:
+            yield _changed(own, twin.wide, twin.plan.changed(twin.wide))
     for name in PRESETS:
         plan = Plan.preset(name)
         yield Candidate(plan=plan, block_k=keys if plan.normalise_first else min(128, keys))
+
+
+def options_of(x: Inputs) -> dict[str, Any]:
+    """Return the arguments of `emulated` behind the tensors of a call."""
+    return x.options | {"scales": x.scales}
+
+
+def stored(x: Inputs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return q, k and v as they were stored, before they were multiplied by the call's scales."""
+    return stored_operands(x.q, x.k, x.v, x.scales or {})
 
 
 def emulated(
@@ -124,13 +143,20 @@ def emulated(
     k: np.ndarray,
     v: np.ndarray,
     do: np.ndarray | None = None,
+    *,
+    scales: Mapping[str, np.ndarray] | None = None,
     **options: Any,
 ) -> Any:
     """Return what `examine` returns for a candidate.
 
+    scales: those of a call whose q, k and v are multiplied by them already, or None
+
     Raises ValueError for a plan that cannot run.
     """
     options["scale"] = scale_of(c, options["scale"])
+    if scales is not None and c.plan.descales is Descales.PRODUCTS:
+        q, k, v = stored_operands(q, k, v, scales)
+    options["scales"] = scales_of(c, scales)
     return examine(
         q,
         k,
@@ -150,6 +176,22 @@ def scale_of(c: Candidate, scale: float) -> float:
     for _ in range(abs(c.scale_ulps)):
         moved = np.nextafter(moved, np.float32(np.inf * c.scale_ulps))
     return float(moved) if c.scale_ulps else scale
+
+
+def scales_of(
+    c: Candidate, scales: Mapping[str, np.ndarray] | None
+) -> dict[str, np.ndarray] | None:
+    """Return those scales of a call that a candidate is given beside q, k and v, or None.
+
+    Operands of plans with descales=operands are multiplied by theirs already. Plans with
+    log2_e=none have no offset, which scale_s is.
+    """
+    if scales is None:
+        return None
+    left = {"scale_s"} if c.plan.log2_e is Log2E.NONE else set()
+    if c.plan.descales is Descales.OPERANDS:
+        left |= {*OPERANDS}
+    return {n: x for n, x in scales.items() if n not in left}
 
 
 RESULTS = {
@@ -200,15 +242,21 @@ def in_half(best: Candidate) -> Candidate:
     return replace(best, plan=half(best.plan))
 
 
-def in_fp8(best: Candidate, keys: int) -> Iterator[Candidate]:
+def in_fp8(best: Candidate, keys: int, *, has_scales: bool = False) -> Iterator[Candidate]:
     """Yield the candidate with Q, K, V and P in E4M3 on tensor cores of E4M3, on some tiles.
 
-    S is not rounded after its tensor core, and P is multiplied by 2^8 or not.
+    S is not rounded after its tensor core, and P is multiplied by 2^8 or not. In calls with scales
+    these are in the products, for the operands would not be numbers of E4M3.
     """
     plan = best.plan.rounded(dict.fromkeys((Site.Q, Site.K, Site.V, Site.P), E4M3))
     for site in (Site.S, Site.PV):
-        plan = plan.adding(site, tensor_core("hopper", "e4m3fn"))
+        plan = plan.adding(site, Accumulator.tensor_core("hopper", "e4m3fn"))
     plan = replace(plan, name=best.plan.name)
+    if has_scales:
+        try:
+            plan = replace(plan, descales=Descales.PRODUCTS)
+        except ValueError:
+            return  # such as a plan that divides P, and not the output that has the scale of V
     offsets = (0,) if plan.log2_e is Log2E.NONE else (0, 8)
     for offset in offsets:
         for size in (128, 256):
@@ -382,7 +430,7 @@ def _readable(plan: Plan) -> Plan:
     for site, factors in FACTORS.items():
         kept = plan.accumulator(site).alignment
         if kept is not None and not all(kept.operand.holds(plan[f].format) for f in factors):
-            plan = plan.adding(site, tensor_core("hopper", "tf32"))
+            plan = plan.adding(site, Accumulator.tensor_core("hopper", "tf32"))
     return plan
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.emu.stats.comparison import Lost, agree, deviations, lost
 from roundscope.tools.errors import UsageError
-from roundscope.tools.identify.candidates import Candidate, emulated
+from roundscope.tools.identify.candidates import Candidate, emulated, options_of
 from roundscope.tools.identify.reading import of_key_head
 from roundscope.tools.report.wording import listed
 
@@ -181,7 +181,9 @@ def whole(c: Candidate, x: Inputs, outputs: Outputs, names: tuple[str, ...], tel
         blind[entry, own] = unseen
         wanted = {n: a for n, a in kept.named() if n in given}
         has_do = any(n != "out" for n in wanted)
-        result = emulated(c, part.q, part.k, part.v, part.do if has_do else None, **part.options)
+        result = emulated(
+            c, part.q, part.k, part.v, part.do if has_do else None, **options_of(part)
+        )
         for n in wanted:
             of_queries = n in ("out", "dq")
             places = own if of_queries else slice(group, group + 1)

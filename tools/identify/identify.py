@@ -16,7 +16,7 @@ from roundscope.emu import round_to
 from roundscope.emu.roundings.modes import BF16
 from roundscope.emu.stats.comparison import relative_rms
 from roundscope.tools.identify import low_bits, search, trial
-from roundscope.tools.identify.candidates import PRESETS, Candidate, emulated
+from roundscope.tools.identify.candidates import PRESETS, Candidate, emulated, options_of
 from roundscope.tools.identify.compare import (
     GRADIENTS,
     Nearness,
@@ -393,7 +393,7 @@ def _of_other_heads(meant: Meant, every: Whole, head: int, budget: int, tell: To
 
 
 def _results(x: Inputs, c: Candidate, *, with_do: bool) -> Outputs:
-    got = emulated(c, x.q, x.k, x.v, x.do if with_do else None, **x.options)
+    got = emulated(c, x.q, x.k, x.v, x.do if with_do else None, **options_of(x))
     names = ("out", "dq", "dk", "dv") if with_do else ("out",)
     return Outputs(**{n: np.asarray(getattr(got, n)) for n in names})
 

@@ -12,7 +12,7 @@ import numpy as np
 from roundscope.attention import Plan
 from roundscope.attention.testing.calls import Inputs
 from roundscope.emu.stats.comparison import gain
-from roundscope.tools.identify.candidates import Candidate, emulated
+from roundscope.tools.identify.candidates import Candidate, emulated, options_of
 from roundscope.tools.identify.meanings import exact_rows
 
 FORMATS = {  # the operands that are rounded, and the changes of fa2-bf16 that round them
@@ -66,7 +66,7 @@ def of_low_bits(x: Inputs, out: np.ndarray) -> tuple[Sized | None, list[Sized]]:
     for words, changes in FORMATS.items():
         plan = Plan.preset("fa2-bf16").changed(changes.format(x.q.shape[3]))
         c = Candidate(plan=plan, block_k=min(64, x.k.shape[1]))
-        own, of_rows = _sizes(emulated(c, x.q, x.k, x.v, **x.options).out, exact)
+        own, of_rows = _sizes(emulated(c, x.q, x.k, x.v, **options_of(x)).out, exact)
         tried.append(Sized(words=words, error=own))
         is_even = (rows > OTHER * np.maximum(of_rows, np.median(of_rows))).mean() <= ROWS
         if is_even and not is_factor and tried[-1].is_like(error):

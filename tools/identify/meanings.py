@@ -73,12 +73,18 @@ def exact_rows(x: Inputs, rows: np.ndarray, how: How = CALLED) -> np.ndarray:
             e = np.exp(s - s.max(2, keepdims=True))
         e = np.nan_to_num(e / e.sum(2, keepdims=True))[:, :, rows]
         v = np.asarray(x.v, np.float64)
-        return np.asarray(np.einsum("bnts,bsgh->btnh", e, v, optimize=True))
+        return np.asarray(np.einsum("bnts,bsgh->btnh", e, v, optimize=True)) * _scale_o(x)
     e, total = weights(x, rows, how)
     out = np.einsum("bnts,bsgh->btnh", e, np.asarray(x.v, np.float64), optimize=True)
     if not how.undivided:
         out = out / np.where(total > 0.0, total, 1.0).swapaxes(1, 2)
-    return np.asarray(out * how.factor)
+    return np.asarray(out * how.factor) * _scale_o(x)
+
+
+def _scale_o(x: Inputs) -> np.ndarray | float:
+    """Return the factor of the output of a call of one key head."""
+    scale = (x.scales or {}).get("scale_o")
+    return 1.0 if scale is None else np.float64(scale.item())
 
 
 def weights(x: Inputs, rows: np.ndarray, how: How = CALLED) -> tuple[np.ndarray, np.ndarray]:

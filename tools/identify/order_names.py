@@ -26,6 +26,7 @@ ACCUMULATORS = (
     *(Accumulator(order=Order.STRIDED, chunk=n) for n in (2, 4, 8, 16, 32, 64, 128)),
     *(Accumulator(order=Order.OCTETS, chunk=n) for n in (2, 4, 8, 16)),
     *(Accumulator(order=Order.WARPS, chunk=n) for n in (1, 2, 4, 8)),
+    *(Accumulator(order=Order.CASCADE, chunk=n) for n in (4, 8, 16)),
 )
 """The accumulators that a tree is compared with; those that come first are named first."""
 
@@ -38,6 +39,7 @@ NAMES = {
     Order.STRIDED: "in {} strided lanes",
     Order.OCTETS: "in {} lanes of eight neighbors",
     Order.WARPS: "in warps whose threads add {} neighbors",
+    Order.CASCADE: "in a cascade of vectors of {} lanes",
 }
 
 NAMELESS = "in no order that has a name here"

@@ -140,15 +140,15 @@ def whole_of_file(
         problem = f"has {len(layers)} layers, {names}{more}; choose one with --layer"
         raise bad("FILE", str(path), problem)
     [own] = layers
-    prefix = "" if own.name == BARE else f"{own.name}."
+    prefix = f"{own.prefix}." if own.prefix else ""
     with open_tensors(path) as file:
         order = (layout or file.metadata["layout"]).upper()
         given = {
-            n: _btnh(file[prefix + n], order)
+            n: _of_call(n, file[prefix + n], own, order)
             for n in ("out", "lse", *GRADIENTS)
             if prefix + n in file.names
         }
-        dropout = file.said(own.name, "dropout")
+        dropout = file.said(own.prefix, "dropout")
         names = ", ".join(sorted(file.names)[:12])
     is_causal = own.is_causal
     if is_causal is None:
@@ -196,6 +196,17 @@ def _of_rows(q: np.ndarray) -> tuple[int, int, int]:
     return (q.shape[0], q.shape[2], q.shape[1])
 
 
+def _of_call(name: str, array: np.ndarray, layer: Layer, order: str) -> np.ndarray:
+    """Return a result (B, T, N, H), of L (B, N, T): of packed tensors the part of a sequence."""
+    if layer.tokens is None:
+        return _btnh(array, order)
+    queries, keys = layer.tokens
+    if name == "lse":
+        return np.ascontiguousarray(array.reshape(1, *array.shape[-2:])[..., queries])
+    array = _btnh(array[None] if array.ndim == 3 else array, order)
+    return np.ascontiguousarray(array[:, keys if name in ("dk", "dv") else queries])
+
+
 def _btnh(array: np.ndarray, layout: str) -> np.ndarray:
     is_swapped = layout == "BNTH" and array.ndim == 4
     return np.ascontiguousarray(array.swapaxes(1, 2)) if is_swapped else array
@@ -216,6 +227,7 @@ def _inputs(layer: Layer, is_causal: bool) -> Inputs:
         alignment=layer.alignment,
         window=layer.window,
         softcap=layer.softcap,
+        scales=layer.scales,
     )
 
 
@@ -306,6 +318,12 @@ def of_key_head(
         do=cut("do", x.do),
         sinks=None if x.sinks is None else x.sinks[query_heads],
         mask=mask,
+        scales=None
+        if x.scales is None
+        else {
+            n: a[of_batch, key_head] if a.ndim else a  # scale_s is a number
+            for n, a in x.scales.items()
+        },
     )
     return _seeing(inputs, Outputs(**{n: cut(n, a) for n, a in outputs.named() if n != "lse"}))
 

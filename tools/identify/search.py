@@ -18,6 +18,7 @@ from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import visible
+from roundscope.attention.tiles.loops import of_backward
 from roundscope.emu.roundings.modes import E4M3, FP16
 from roundscope.emu.stats.comparison import agree
 from roundscope.emu.sums.accumulator import Accumulator
@@ -123,12 +124,12 @@ class Tries:
 
 def structures(x: Inputs, results: dict[str, np.ndarray]) -> Iterator[Candidate]:
     """Yield every structure in the formats of these inputs and results."""
-    given = narrowest(x.q, x.k, x.v)
-    for c in candidates.structures(x.q.shape[-1], x.k.shape[1]):
+    given = narrowest(*candidates.stored(x))
+    for c in candidates.structures(x.q.shape[-1], x.k.shape[1], x.is_cut):
         yield candidates.leaving(candidates.in_half(c) if given == FP16 else c, results)
     if given == E4M3:
-        for c in candidates.structures(x.q.shape[-1], x.k.shape[1]):
-            for narrow in candidates.in_fp8(c, x.k.shape[1]):
+        for c in candidates.structures(x.q.shape[-1], x.k.shape[1], x.is_cut):
+            for narrow in candidates.in_fp8(c, x.k.shape[1], has_scales=bool(x.scales)):
                 yield candidates.leaving(narrow, results)
 
 
@@ -534,7 +535,8 @@ def _forward_of(x: Inputs, rows: slice) -> Callable[[Candidate], np.ndarray]:
     if cuts:
         near = visible(replace(x, mask=None))[:1, :1, rows]
         mask = near if mask is None else near & mask
-    one_head = x.options | {"sinks": None if x.sinks is None else x.sinks[:1]}
+    sinks = None if x.sinks is None else x.sinks[:1]
+    one_head = candidates.options_of(x) | {"sinks": sinks}
     is_whole = rows.stop - rows.start == x.q.shape[1]
     # whether the last rows stand in a call of their own where they stand in this one
     is_last = x.alignment == "bottom-right" or x.q.shape[1] == x.k.shape[1]
@@ -646,7 +648,7 @@ class _Gradients:
         (first, _), most = _most(np.concatenate([wrong[n] for n in names], axis=-1))
 
         def is_nearer(c: Candidate) -> bool:
-            start, stop = _tiles_of(first, self.of.setup(c).block_k)
+            start, stop = _tiles_of(first, of_backward(self.of.setup(c)).block_k)
             got = self.of.gradients(c, keys=slice(start, stop))
             count = 0
             for n in names:

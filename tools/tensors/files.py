@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -248,6 +248,7 @@ SCALE = re.compile(
 LIKE_SCALE = re.compile(
     r".*(scale|zero_?point).*"
 )  # what multiplies or shifts numbers in another way
+OF_CALL = ("scale_s", "scale_o")  # of P and of the output: numbers that cuDNN's FP8 kernel takes
 SHAPES_OF_SCALES = (
     "a number, (heads,), (batch, heads), the axes of the tensor without features, or four axes, of"
     " which each is 1, whole, or divides the tensor's into blocks"
@@ -256,7 +257,7 @@ SHAPES_OF_SCALES = (
 
 def is_scale(name: str) -> bool:
     """Return whether a name without its layer is that of a scale that is read."""
-    return name == "scale" or SCALE.fullmatch(name) is not None
+    return name in ("scale", *OF_CALL) or SCALE.fullmatch(name) is not None
 
 
 def check_scales(file: TensorFile, prefix: str) -> None:
@@ -267,15 +268,31 @@ def check_scales(file: TensorFile, prefix: str) -> None:
             if own in ("", prefix) and LIKE_SCALE.fullmatch(last) and not is_scale(last):
                 repair = (
                     "a scale that is not read; write what q, k or v are to be multiplied by as"
-                    " q_scale, k_scale or v_scale, what the scores are as scale, or leave it out"
+                    " q_scale, k_scale or v_scale, what the scores are as scale, what P and the"
+                    " output were multiplied by as scale_s and scale_o, or leave it out"
                 )
                 raise bad(kind, name, repair)
 
 
+class Read(NamedTuple):
+    """A tensor times its scale.
+
+    numbers  in binary32
+    kind     the type in which it is stored, by its name in NumPy
+    note     what to say of it, or None
+    scale    its scale as it is stored, binary32, or None
+    """
+
+    numbers: np.ndarray
+    kind: str
+    note: str | None
+    scale: np.ndarray | None = None
+
+
 def scaled(
     file: TensorFile, prefix: str, role: str, layout: str, *, has_scales: bool = True
-) -> tuple[np.ndarray, str, str | None]:
-    """Return a tensor in binary32 times its scale, its own type, and what to say of it.
+) -> Read:
+    """Return a tensor in binary32 times its scale.
 
     has_scales: whether it is multiplied by its scale; integers are taken as they are, if not.
 
@@ -287,7 +304,7 @@ def scaled(
     if not has_scales:
         has = f"although the file has {scales[0][0]}" if scales else ""
         note = f"{name} as it is stored, as asked, {has}" if has else None
-        return _as_stored(name, array), str(array.dtype), note
+        return Read(_as_stored(name, array), str(array.dtype), note)
     if len(scales) > 1:
         both = " and ".join(sorted(n for n, _ in scales))
         raise bad(f"tensor {name}", both, "two scales of one tensor; leave one of them")
@@ -300,7 +317,7 @@ def scaled(
     if not scales:
         changed = int((wide.astype(array.dtype) != array).sum()) if kind == "float64" else 0
         note = f"{changed} of {array.size} numbers of {name}, float64, are rounded to float32"
-        return wide, kind, note if changed else None
+        return Read(wide, kind, note if changed else None)
     [(said, scale)] = scales
     if not np.isfinite(scale).all() or not scale.all():
         raise bad("scale", said, "has a number that is not finite, or 0")
@@ -311,7 +328,33 @@ def scaled(
     changed = int((found != products).sum() - np.isnan(products).sum())
     how = f"{scale.item():.6g}" if scale.size == 1 else f"of shape {scale.shape}"
     note = f"{name} is its {kind} numbers times {said} {how}"
-    return found, kind, f"{note}, {changed} products rounded to float32" if changed else note
+    note = f"{note}, {changed} products rounded to float32" if changed else note
+    return Read(found, kind, note, scale)
+
+
+def scales_of_call(file: TensorFile, prefix: str) -> dict[str, np.ndarray]:
+    """Return scale_s and scale_o of a layer, binary32 numbers, by name; its own come first.
+
+    Raises UsageError for a scale that is no positive number, or of P no power of two.
+    """
+    found: dict[str, np.ndarray] = {}
+    for name in OF_CALL:
+        own = f"{prefix}.{name}" if prefix else name
+        full = next((n for n in (own, name) if n in (*file.names, *file.metadata)), None)
+        if full is None:
+            continue
+        if full in file.names:
+            array = file[full]
+            number = float(array.item()) if array.size == 1 else math.nan
+        else:
+            number = number_given(f"metadata {full}", file.metadata[full], "such as 256")
+        if not 0.0 < number < math.inf:
+            raise bad("scale", full, "must be one positive number, such as 256")
+        if name == "scale_s" and (math.frexp(number)[0] != 0.5 or number < 1.0):
+            repair = "a power of two from 1, such as 256, is what plans have (offset)"
+            raise bad(f"scale {full}", number, repair)
+        found[name] = np.array(number, np.float32)
+    return found
 
 
 def _as_stored(name: str, array: np.ndarray) -> np.ndarray:
@@ -340,10 +383,13 @@ def _is_of(name: str, prefix: str, role: str) -> bool:
 
 def _broadcast(name: str, scale: np.ndarray, shape: tuple[int, ...], layout: str) -> np.ndarray:
     """Return a scale in binary64 that broadcasts to a tensor of this shape, in its layout."""
+    if len(shape) == 3:  # of packed sequences, which are one batch entry
+        packed: np.ndarray = _broadcast(name, scale, (1, *shape), layout)[0]
+        return packed
     heads = 1 if layout == "BNTH" else 2
     wide = scale.astype(np.float64)
     if scale.size == 1 or len(shape) != 4:  # which the caller refuses
-        return wide.reshape(-1)[:1]
+        return wide.reshape(-1)[:1].reshape((1,) * len(shape))
     if scale.ndim < 3:
         wide = wide.reshape((1,) * (2 - scale.ndim) + scale.shape)
         wide = np.expand_dims(wide, (3 - heads, 3))

@@ -3,10 +3,13 @@
 What a file says of a layer's call is read too: mask, causality and how it is aligned, scale,
 window, softcap and sinks, as in the files that `attention.models.capture_file` writes, and the
 scales with which q, k and v are stored (`tensors.files`). A caller may overrule it
-(`tensors.overrides`).
+(`tensors.overrides`). Each sequence of packed tensors is a layer of its own
+(`attention.inputs.packed`).
 """
 
 import fnmatch
+import itertools
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.attention.alignment import ALIGNMENTS, Alignment, note_on
+from roundscope.attention.inputs.alignment import ALIGNMENTS, Alignment, note_on
+from roundscope.attention.inputs.packed import lengths_given
 from roundscope.attention.models.capture_file import FORMAT
 from roundscope.emu.errors import unknown
 from roundscope.tools.errors import UsageError, bad, printable, shown
@@ -27,6 +31,7 @@ from roundscope.tools.tensors.files import (
     is_scale,
     open_tensors,
     scaled,
+    scales_of_call,
 )
 from roundscope.tools.tensors.overrides import (
     AS_THE_FILE,
@@ -38,6 +43,8 @@ from roundscope.tools.tensors.overrides import (
 LAYOUTS = ("BNTH", "BTNH")
 ROLES = ("q", "k", "v", "do")
 OTHERS = ("mask", "sinks", "out", "lse", "dq", "dk", "dv")  # read elsewhere, or results
+LENGTHS = ("cu_seqlens_q", "cu_seqlens_k")  # of packed sequences, as FlashAttention names them
+SPELLED = {name.replace("seqlens", "seq_lens"): name for name in LENGTHS}  # as transformers does
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 DIGITS = 18  # of a number of a layer, at most
 SHOWN = 8  # how many names a message lists
@@ -65,6 +72,11 @@ class Layer:
     types         the types of q, k and v in the file, by their names in NumPy
     notes         what a reader of the results should know of the file: what is not read of it, what
                   the caller overruled, scales, and what nothing says
+    scales        the scales of the call by name, as `roundscope.attend` has them: descale_q,
+                  descale_k and descale_v, (B, G), which q, k and v here contain, and scale_s and
+                  scale_o, numbers; None for none, or if one is of blocks or channels
+    prefix        what stands before the point in the names of its tensors; "" for bare names
+    tokens        which queries and keys of packed tensors it has; None if they are not packed
     """
 
     name: str
@@ -82,6 +94,9 @@ class Layer:
     sinks: np.ndarray | None = None
     alignment: Alignment | None = None
     types: tuple[str, ...] = ()
+    scales: dict[str, np.ndarray] | None = None
+    prefix: str = ""
+    tokens: tuple[slice, slice] | None = None
 
 
 def sample_path() -> Path:
@@ -126,7 +141,8 @@ def each_layer(
                layer are named in its `notes`
     layout     BNTH or BTNH; taken from the file's metadata (npz: an entry `layout`) if left out
     layer      the only layer to read, or several: names and patterns such as layers.* by commas, or
-               the number of a layer; all of them if left out
+               the number of a layer; all of them if left out. Sequence 2 of packed tensors is
+               <layer>.seq2, and the name of the layer means all its sequences
     allow_nan  whether to accept NaN and infinities, which `nan_count` then counts
     overrides  what holds in place of what the file says
 
@@ -134,13 +150,17 @@ def each_layer(
     """
     with open_tensors(Path(path)) as file:
         prefixes = _prefixes(file, str(path))
-        names = {_shown(p): p for p in prefixes}
+        calls = _calls(file, prefixes)
         order = _layout(layout, file)
         said, notes = file.metadata.get("layout", order), []
         if said.upper() != order:
             notes.append(f"read as {order} as asked, although the file says {said}")
-        for name in _chosen(layer, list(names)):
-            read, prefix = _layer(file, name, names[name], order, allow_nan, overrides), names[name]
+        whole: Layer | None = None
+        for name in _chosen(layer, calls):
+            prefix, tokens = calls[name]
+            if whole is None or whole.prefix != prefix:
+                whole = _layer(file, _shown(prefix), prefix, order, allow_nan, overrides)
+            read = whole if tokens is None else _sequence(whole, name, tokens)
             call: dict[str, Any] = {"is_causal": bool(read.is_causal), "window": read.window}
             aligned = note_on(read.alignment, read.q.shape[1], read.k.shape[1], **call)
             said_of_it = (
@@ -166,16 +186,89 @@ def without_numbers(layer: Layer) -> Layer:
 def layer_names(path: str | Path, layer: str | None = None) -> list[str]:
     """Return the names of a file's layers that a text means (all for None); no tensor is read."""
     with open_tensors(Path(path)) as file:
-        return _chosen(layer, [_shown(p) for p in _prefixes(file, str(path))])
+        return _chosen(layer, _calls(file, _prefixes(file, str(path))))
 
 
-def _chosen(layer: str | None, names: list[str]) -> list[str]:
-    """Return the layers that a text means, in the file's order. Raises UsageError for none."""
+Calls = dict[str, tuple[str, tuple[slice, slice] | None]]  # by name: the prefix and the tokens
+
+
+def _calls(file: TensorFile, prefixes: list[str]) -> Calls:
+    """Return the calls of a file by name: a layer, or a sequence of a layer with packed tensors.
+
+    Sequences without queries or without keys are none.
+    """
+    found: Calls = {}
+    for prefix in prefixes:
+        packing = _packing(file, prefix)
+        if packing is None:
+            found[_shown(prefix)] = prefix, None
+            continue
+        for n, (queries, keys) in enumerate(packing):
+            if queries.start < queries.stop and keys.start < keys.stop:
+                found[f"{_shown(prefix)}.seq{n}"] = prefix, (queries, keys)
+    if not found:
+        raise bad("tensor cu_seqlens_q", None, "no sequence has both queries and keys; give one")
+    return found
+
+
+def _packing(file: TensorFile, prefix: str) -> list[tuple[slice, slice]] | None:
+    """Return the queries and the keys of each sequence, or None where tensors are not packed.
+
+    Lengths without the name of a layer are those of every layer. Raises UsageError for lengths of
+    no sequences; `_layer` checks them with the tokens of q and k.
+    """
+    names = {}
+    for own in ("", prefix):
+        for last in (*SPELLED, *LENGTHS):
+            if (name := f"{own}.{last}" if own else last) in file.names:
+                names[SPELLED.get(last, last)] = name
+    if not names:
+        return None
+    if "cu_seqlens_q" not in names:
+        raise bad("tensor", names["cu_seqlens_k"], "needs cu_seqlens_q, of the queries, too")
+    read = {kind: file.array(name) for kind, name in names.items()}
+    for kind, array in read.items():
+        try:
+            lengths_given(kind, array, kind[-1], int(array.max(initial=0)))
+        except (TypeError, ValueError):
+            repair = (
+                "must be whole numbers that begin with 0, never fall, and end with the tokens of"
+                f" {kind[-1]}"
+            )
+            raise bad(f"tensor {names[kind]}", array.tolist(), repair) from None
+    queries, keys = read["cu_seqlens_q"].tolist(), read.get("cu_seqlens_k", read["cu_seqlens_q"])
+    if len(queries) != len(keys):
+        repair = f"must be {len(queries)} numbers, as cu_seqlens_q has"
+        raise bad(f"tensor {names['cu_seqlens_k']}", len(keys), repair)
+    ends = (itertools.pairwise(queries), itertools.pairwise(keys.tolist()))
+    return [(slice(*q), slice(*k)) for q, k in zip(*ends, strict=True)]
+
+
+def _sequence(whole: Layer, name: str, tokens: tuple[slice, slice]) -> Layer:
+    """Return the layer of one sequence of packed tensors."""
+    queries, keys = tokens
+    parts = {"q": queries, "k": keys, "v": keys} | ({} if whole.do is None else {"do": queries})
+    arrays = {n: np.ascontiguousarray(getattr(whole, n)[:, own]) for n, own in parts.items()}
+    lost = sum(_not_finite(arrays, whole.sinks).values())
+    where = f"queries {queries.start} to {queries.stop - 1}, keys {keys.start} to {keys.stop - 1}"
+    notes = (*whole.notes, f"a sequence of packed tensors: {where}")
+    made: dict[str, Any] = {**arrays, "name": name, "nan_count": lost, "notes": notes}
+    return replace(whole, **made, tokens=tokens)
+
+
+def _chosen(layer: str | None, calls: Calls) -> list[str]:
+    """Return the calls that a text means, in the file's order. Raises UsageError for none."""
+    names = list(calls)
     if layer is None or layer in names:
         return names if layer is None else [layer]
     meant: set[str] = set()
     for part in layer.split(","):
-        own = {n for n in names if fnmatch.fnmatchcase(n, part) or n == f"layers.{int_of(part)}"}
+        own = {
+            name
+            for name, (prefix, _) in calls.items()
+            for n in (name, _shown(prefix))
+            if fnmatch.fnmatchcase(n, part) or n == f"layers.{int_of(part)}"
+        }
         if not own:
             raise UsageError(unknown("layer", part, names))
         meant |= own
@@ -213,7 +306,7 @@ def _unread(file: TensorFile, prefix: str, prefixes: list[str]) -> tuple[str, ..
     Metadata that stand for the whole file are those of each layer. A capture's own are not named.
     """
     parts = [(name.rpartition("."), name) for name in file.names]
-    known = (*ROLES, *OTHERS)
+    known = (*ROLES, *OTHERS, *LENGTHS, *SPELLED)
     names = sorted(
         name
         for (own, _, role), name in parts
@@ -337,13 +430,18 @@ def _layer(
 ) -> Layer:
     if overrides.has_scales:
         check_scales(file, prefix)
-    arrays, types, notes = {}, {}, []
+    packing = _packing(file, prefix)
+    arrays, types, notes, scales = {}, {}, [], {}
     for role in ROLES:
         full = f"{prefix}.{role}" if prefix else role
         if full in file.names:
-            array, types[role], note = scaled(
+            array, types[role], note, scale = scaled(
                 file, prefix, role, layout, has_scales=overrides.has_scales
             )
+            if scale is not None:
+                scales[role] = scale
+            if array.ndim == 3 and packing is not None:
+                array = array[None]
             if array.ndim != 4 or 0 in array.shape:
                 repair = f"needs four axes, none of them empty: {layout}"
                 raise bad(f"tensor {full}", array.shape, repair)
@@ -352,15 +450,17 @@ def _layer(
             arrays[role] = array
             notes += [note] if note else []
     _check_shapes(name, arrays, layout)
+    if packing is not None:
+        _check_packing(file, prefix, arrays, packing)
     sinks = _sinks(file, prefix, arrays["q"].shape[2]) if overrides.has_sinks else None
-    counts = {role: int(a.size - np.isfinite(a).sum()) for role, a in arrays.items()}
-    if sinks is not None:  # a sink of -inf is none
-        counts["sinks"] = int(sinks.size - (np.isfinite(sinks) | np.isneginf(sinks)).sum())
+    counts = _not_finite(arrays, sinks)
     if any(counts.values()) and not allow_nan:
         where = ", ".join(f"{n} in {r}" for r, n in counts.items() if n)
         raise NotFiniteError(f"layer {shown(name)}: NaN or infinity: {where}; {REPAIR}")
     q, k, v, do = arrays["q"], arrays["k"], arrays["v"], arrays.get("do")
     shape = q.shape[0], q.shape[2], q.shape[1], k.shape[1]
+    of_call = scales_of_call(file, prefix) if overrides.has_scales else {}
+    notes += [_of_call(n, float(x)) for n, x in of_call.items()]
     layer = Layer(
         name=name,
         q=q,
@@ -372,8 +472,72 @@ def _layer(
         sinks=sinks,
         types=tuple(types[role] for role in ("q", "k", "v")),
         notes=tuple(notes),
+        scales=_scales(scales, of_call, k.shape[0], k.shape[2]),
+        prefix=prefix,
     )
     return _settled(file, prefix, layer, overrides)
+
+
+def _of_call(name: str, number: float) -> str:
+    """Return what to say of a scale of P or of the output."""
+    if name == "scale_o":
+        return (
+            f"scale_o {number:g} multiplies the kernel's output, and nothing here but in identify"
+        )
+    return f"scale_s {number:g} of P is offset={math.frexp(number)[1] - 1} of a plan"
+
+
+def _scales(
+    given: dict[str, np.ndarray], of_call: dict[str, np.ndarray], batch: int, heads: int
+) -> dict[str, np.ndarray] | None:
+    """Return the scales of a call by name, those of tensors as (B, G), or None.
+
+    There are none where one has other axes than batch and key heads, or is not positive.
+
+    given: by role; of_call: scale_s and scale_o
+    """
+    found = dict(of_call)
+    if "scale_o" in found:
+        found["scale_o"] = np.broadcast_to(found["scale_o"], (batch, heads))
+    for role, scale in given.items():
+        scale = scale.reshape(()) if scale.size == 1 else scale
+        if role == "do":
+            continue
+        if scale.ndim > 2 or scale.shape[-1:] not in ((), (heads,)) or not (scale > 0.0).all():
+            return None
+        found[f"descale_{role}"] = np.broadcast_to(scale, (batch, heads))
+    return found or None
+
+
+def _not_finite(arrays: dict[str, np.ndarray], sinks: np.ndarray | None) -> dict[str, int]:
+    """Return how many numbers of each array, and of sinks, are NaN or infinite."""
+    counts = {role: int(a.size - np.isfinite(a).sum()) for role, a in arrays.items()}
+    if sinks is not None:  # a sink of -inf is none
+        counts["sinks"] = int(sinks.size - (np.isfinite(sinks) | np.isneginf(sinks)).sum())
+    return counts
+
+
+def _check_packing(
+    file: TensorFile,
+    prefix: str,
+    arrays: dict[str, np.ndarray],
+    packing: list[tuple[slice, slice]],
+) -> None:
+    """Raise UsageError unless the sequences are those of a batch of one, with all its tokens."""
+    where = f"{prefix}." if prefix else ""
+    if arrays["q"].shape[0] != 1:
+        repair = (
+            "packed sequences are one batch entry; give (tokens, heads, features) or a batch of 1"
+        )
+        raise bad(f"tensor {where}q", arrays["q"].shape, repair)
+    for n, role in enumerate(("q", "k")):
+        last, tokens = packing[-1][n].stop, arrays[role].shape[1]
+        if last != tokens:
+            repair = f"must be the {tokens} tokens of {where}{role}"
+            raise bad(f"the last number of {LENGTHS[n]}", last, repair)
+    if f"{where}mask" in file.names:
+        repair = "packed sequences have no mask; leave out the mask or cu_seqlens"
+        raise bad("tensor", f"{where}mask", repair)
 
 
 def _mask(file: TensorFile, prefix: str, shape: tuple[int, ...]) -> np.ndarray | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roundscope.attention.alignment import ALIGNMENTS, Alignment
+from roundscope.attention.inputs.alignment import ALIGNMENTS, Alignment
 from roundscope.emu.errors import unknown
 from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.options import CallOptions

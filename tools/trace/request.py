@@ -7,14 +7,14 @@ The words of --set and --inject are `attention.grammar`'s (docs/reference/gramma
 
 from dataclasses import dataclass, field, replace
 
-from roundscope.attention.alignment import Alignment
 from roundscope.attention.arguments import ENGINES, check_forward_record
-from roundscope.attention.events.recorder import Record
 from roundscope.attention.grammar.changes import sites_of
 from roundscope.attention.grammar.injections import check_injection, injection_of
 from roundscope.attention.injection import Injection
+from roundscope.attention.inputs.alignment import Alignment
 from roundscope.attention.places import Sizes, check_place, check_record
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.recording import Record
 from roundscope.attention.sites import BACKWARD, PRODUCTS
 from roundscope.emu.errors import Problem, unknown
 from roundscope.tools.errors import UsageError, bad, why

@@ -21,15 +21,15 @@ from roundscope.attention import (
     error_budget,
     examine,
 )
-from roundscope.attention.alignment import shift_of
-from roundscope.attention.arguments import NotFused
 from roundscope.attention.budget.not_finite import NotFinite
 from roundscope.attention.budget.origin import not_finite
+from roundscope.attention.errors import NotFused
+from roundscope.attention.inputs.alignment import shift_of
 from roundscope.attention.places import in_traces
-from roundscope.attention.plans.checks import check_factors
 from roundscope.attention.sites import BACKWARD, Axes
-from roundscope.attention.trace.summary import site_of
+from roundscope.attention.trace.parts import site_of
 from roundscope.emu.stats.summary import Stats
+from roundscope.events.plan import check_factors
 from roundscope.tools.compile_cache import keep_compilations
 from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.tensors.layers import Layer
@@ -267,9 +267,8 @@ def _chunks(
         progress(f"{layer.name}: {request.plan.name}{which}")
         q, do = (None if x is None else x[:, :, first:end] for x in (layer.q, layer.do))
         k, v = layer.k[:, :, lo:hi], layer.v[:, :, lo:hi]
-        own = options(layer, first, end)
-        part = call(q, k, v, do, request, request.plan, scale, record, request.inject, **own)
-        yield hi - lo, part
+        own = options(layer, first, end) | {"record": record, "inject": request.inject}
+        yield hi - lo, call(q, k, v, do, request, request.plan, scale, **own)
 
 
 def _bytes_of_a_head(layer: Layer, request: Request) -> int:
@@ -295,7 +294,8 @@ def call(
     request: Request,
     plan: Plan,
     scale: float,
-    record: Record | None,
+    *,
+    record: Record | None = None,
     inject: tuple[Injection, ...] = (),
     **own: Any,
 ) -> Examined:
@@ -335,7 +335,7 @@ def _under(plan: Plan, layer: Layer, request: Request, scale: float) -> dict[str
         q, k, v = (x.astype(np.float64) for x in (q, k, v))
         do, engine = None if do is None else do.astype(np.float64), "numpy"
     asked = replace(request, engine=engine)
-    results = call(q, k, v, do, asked, plan, scale, None, **options(layer))
+    results = call(q, k, v, do, asked, plan, scale, **options(layer))
     return {name: getattr(results, name) for name in RESULTS}
 
 

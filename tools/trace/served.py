@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.attention.alignment import visible_keys
 from roundscope.attention.arguments import served_given
-from roundscope.attention.plans.half import fitting, note_on_types
+from roundscope.attention.inputs.alignment import visible_keys
+from roundscope.attention.inputs.scales import OPERANDS
+from roundscope.attention.plans.choices import Descales
+from roundscope.attention.plans.named import fitting, note_on_types
 from roundscope.attention.plans.plan import Plan
+from roundscope.tools.errors import bad
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace.request import Request
 
@@ -23,7 +26,17 @@ def plan_for(layers: Sequence[Layer], plan: str | None) -> str:
 
 
 def noted(layer: Layer, plan: Plan, *, is_asked: bool) -> Layer:
-    """Return a layer with a note on how its types agree with the plan, which was asked or not."""
+    """Return a layer with a note on how its types agree with the plan, which was asked or not.
+
+    Raises UsageError where the layer's numbers contain scales that the plan has in its products.
+    """
+    scales = layer.scales or {}
+    if plan.descales is Descales.PRODUCTS and any(name in scales for name in OPERANDS):
+        repair = (
+            "has the scales in its products (descales=products), but q, k and v are read times"
+            " theirs; add --scales none for the stored numbers, or in trace --set descales=operands"
+        )
+        raise bad("--plan", plan.name, repair)
     note, fitted = note_on_types(plan, layer.types), fitting(USUAL, layer.types)
     if note is None and not is_asked and fitted != USUAL:
         note = f"q, k and v are {', '.join(dict.fromkeys(layer.types))}, so the plan is {fitted}"

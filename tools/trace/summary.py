@@ -11,7 +11,7 @@ import numpy as np
 from roundscope.attention import ErrorBudget
 from roundscope.attention.budget.not_finite import NotFinite
 from roundscope.attention.sites import Axes
-from roundscope.attention.trace.summary import site_of
+from roundscope.attention.trace.parts import site_of
 from roundscope.emu.stats.summary import Stats
 from roundscope.tools.results.machine import digest
 from roundscope.tools.tensors.layers import Layer, without_numbers

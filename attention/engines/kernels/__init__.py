@@ -11,7 +11,7 @@ their programs, `tiles` and `call` the computation of a tile and what a kernel i
 
 import jax
 
-from roundscope.attention.arguments import NotFused
+from roundscope.attention.errors import NotFused
 
 try:
     import jax.experimental.pallas.triton

@@ -31,7 +31,6 @@ from roundscope.attention.engines.kernels.tiles import (
     events_of_rows,
     masks,
 )
-from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.choices import DeltaFrom
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
@@ -39,6 +38,7 @@ from roundscope.emu.backends.kernels.held import FP64, NoSuchArithmetic
 from roundscope.emu.backends.kernels.ops import DEPTH
 from roundscope.emu.roundings.modes import BINARY32
 from roundscope.emu.sums.accumulator import Order
+from roundscope.events.recorder import Seen
 
 SCORE_GRADIENTS = (
     Site.S_B,
@@ -66,9 +66,10 @@ def backward(
     do: Array,
     lse: Array,
     delta: Array,
-    on_gpu: bool,
-    may_be_final: bool = False,
     mask: Array | None = None,
+    *,
+    on_gpu: bool,
+    may_be_final: bool,
 ) -> tuple[Gradients, Seen, bool]:
     """Return dQ, dK and dV of query heads, what was recorded, and whether they are final.
 

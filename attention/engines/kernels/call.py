@@ -18,16 +18,16 @@ from jax.experimental import pallas as pl
 
 from roundscope.attention.engines.kernels.record import Memory, Recorder
 from roundscope.attention.engines.kernels.tiles import Exists, walk
-from roundscope.attention.events.recorder import Record
 from roundscope.attention.plans.choices import GradientsApart
+from roundscope.attention.recording import Record
 from roundscope.attention.sites import FACTORS, Site
 from roundscope.attention.tiles.loops import Setup
-from roundscope.attention.tiles.records import Index
 from roundscope.emu.backends.kernels.held import FP32, FP64, WITHIN_FP32, Held, Machine, format_of
 from roundscope.emu.backends.kernels.narrowing import narrowed
 from roundscope.emu.backends.kernels.ops import types
 from roundscope.emu.roundings.modes import BINARY32
 from roundscope.emu.sums.accumulator import Accumulator
+from roundscope.events.place import Index
 
 Input = tuple[Array, pl.BlockSpec]
 

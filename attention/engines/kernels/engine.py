@@ -18,7 +18,6 @@ from jax import Array, lax
 from jax.custom_batching import sequential_vmap
 from numpy.typing import NDArray
 
-from roundscope.attention.arguments import is_traced
 from roundscope.attention.engines import xla
 from roundscope.attention.engines.kernels.backward import backward as run_backward
 from roundscope.attention.engines.kernels.backward import delta_fits
@@ -34,7 +33,6 @@ from roundscope.attention.engines.xla import (
     own_setup,
     per_head,
 )
-from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.choices import DeltaFrom
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.traced import HeadPlans, plan_in
@@ -48,8 +46,10 @@ from roundscope.attention.tiles.backward import (
 from roundscope.attention.tiles.loops import Setup, SomeHeads, whole_events
 from roundscope.attention.tiles.records import Gradients, Inputs, Residuals, Results
 from roundscope.emu.arrays import Array as AnyArray
+from roundscope.emu.arrays import is_traced
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 from roundscope.emu.roundings.modes import BF16, FP16, Rounding
+from roundscope.events.recorder import Seen
 
 Numbers = NDArray[np.int64]
 
@@ -195,7 +195,7 @@ def forward(
 @partial(jax.jit, static_argnums=0)
 def _forward(setup: Setup, inputs: Inputs, several: Several | None) -> Any:
     """Return the results of all heads, and what was recorded of them, by name."""
-    q, k, v, mask, _ = inputs
+    q, k, v, mask, *_ = inputs
     queries = (q,) if mask is None else (q, mask)
     return by_share(partial(_kernels, _of_queries), setup, several, queries, (k, v))
 
@@ -281,7 +281,7 @@ def sink_gradients(
 @partial(jax.jit, static_argnums=0)
 def _backward(setup: Setup, given: Residuals, do: Array, several: Several | None) -> Any:
     """Return the gradients, and what was recorded of query heads and of key heads, by name."""
-    (q, k, v, mask, _), (out, _, lse) = given
+    (q, k, v, mask, *_), (out, _, lse) = given
     heads, keys = q.shape[0], k.shape[0]
     group, each = heads // keys, None if several is None else several.each
     masked = None if mask is None else 0  # the axis of heads
@@ -338,8 +338,8 @@ def _backward(setup: Setup, given: Residuals, do: Array, several: Several | None
 def _of_rows(setup: Setup, x: tuple[Array, ...], may_be_final: bool) -> Any:
     """Return what the kernels of the backward return; arrays of query heads come first in x."""
     q, do, lse, delta, *mask, k, v = x
-    on_gpu = jax.default_backend() == "gpu"
-    return run_backward(setup, q, k, v, do, lse, delta, on_gpu, may_be_final, *mask)
+    on_gpu, given = jax.default_backend() == "gpu", (q, k, v, do, lse, delta, *mask)
+    return run_backward(setup, *given, on_gpu=on_gpu, may_be_final=may_be_final)
 
 
 def _sums_of_rows(setup: Setup, *x: Array, on_gpu: bool) -> Any:

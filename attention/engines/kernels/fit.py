@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from roundscope.attention.arguments import NotFused
-from roundscope.attention.injection import AddUlps, FlipBit, Injection, Noise, SetTo
+from roundscope.attention.errors import NotFused
+from roundscope.attention.injection import Injection
 from roundscope.attention.plans.choices import QueryOrder
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.record import CHOICES
@@ -18,6 +18,7 @@ from roundscope.attention.tiles.loops import Setup
 from roundscope.emu import round_to
 from roundscope.emu.roundings.modes import Rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
+from roundscope.events.injection import AddUlps, FlipBit, Noise, SetTo
 
 # formats of the factors of sums on tensor cores; a fused kernel adds sums in FP8 in pieces, which
 # no accumulator describes

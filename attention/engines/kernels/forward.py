@@ -29,13 +29,13 @@ from roundscope.attention.engines.kernels.tiles import (
     seen_tiles,
     whole_tiles,
 )
-from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.choices import DeltaFrom, KeyOrder
 from roundscope.attention.sites import OF_KERNELS, Site
 from roundscope.attention.tiles.forward import has_first_tile_apart
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.tiles.records import AnyState, State
 from roundscope.emu.backends.kernels.held import NoSuchArithmetic
+from roundscope.events.recorder import Seen
 
 
 def forward(

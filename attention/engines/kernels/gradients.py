@@ -25,14 +25,14 @@ from roundscope.attention.engines.kernels.tiles import (
     walk_queries,
     whole_tiles,
 )
-from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.tiles.records import Operands
-from roundscope.attention.trace.summary import site_of
+from roundscope.attention.trace.parts import site_of
 from roundscope.emu.backends.kernels.held import Held
 from roundscope.emu.backends.kernels.ops import DEPTH
 from roundscope.emu.backends.kernels.transposing import untransposed
+from roundscope.events.recorder import Seen
 
 ROWS = (Site.Q, Site.DO, Site.LSE, Site.DELTA)
 

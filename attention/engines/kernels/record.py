@@ -28,9 +28,9 @@ from roundscope.attention.engines.kernels.tiles import head_number
 from roundscope.attention.sites import Axes, Site
 from roundscope.attention.tiles import sample
 from roundscope.attention.tiles.loops import Setup
-from roundscope.attention.tiles.records import Index
-from roundscope.attention.trace.summary import features_of
+from roundscope.attention.trace.parts import features_of
 from roundscope.emu.backends.ops import Event
+from roundscope.events.place import Index
 
 ONCE = (Site.INV, Site.OUT, Site.LSE)  # events that happen once per own tile
 

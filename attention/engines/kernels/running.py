@@ -17,7 +17,6 @@ from roundscope.attention.engines.kernels.call import Call, Input, Work, block, 
 from roundscope.attention.engines.kernels.record import Kept, Memory, Recorder
 from roundscope.attention.engines.kernels.tiles import Reader, reading
 from roundscope.attention.engines.layout import from_heads, to_heads
-from roundscope.attention.injection import Exact
 from roundscope.attention.plans.choices import Exponential, RowSum
 from roundscope.attention.sites import Axes, Site
 from roundscope.emu.backends.kernels.exp import AT_ONCE, BYTES, table
@@ -26,6 +25,7 @@ from roundscope.emu.backends.kernels.ops import COLUMNS, kernel_machine, types
 from roundscope.emu.backends.xla.ops import opaque_zero
 from roundscope.emu.roundings.modes import BINARY32
 from roundscope.emu.sums.accumulator import Accumulator, Order
+from roundscope.events.injection import Exact
 
 LANES = 32  # threads of a warp
 ROWS_OF_A_WARP = 16  # a matrix unit gives four warps 64 rows: no row of scores is in two units

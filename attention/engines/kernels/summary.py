@@ -17,12 +17,12 @@ from jax import Array, lax
 from roundscope.attention.engines.kernels.by_row import LONG, Written, summarized_by_row
 from roundscope.attention.engines.kernels.record import ONCE, Events, Kept, Recorder, Shape
 from roundscope.attention.engines.kernels.tiles import seen_tiles
-from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Axes, Site
 from roundscope.attention.tiles import sample
-from roundscope.attention.trace.summary import flat_place
+from roundscope.attention.trace.parts import flat_place
 from roundscope.emu.backends.xla.ops import events_reduced, judged_events, row_stats
 from roundscope.emu.stats.classify import COUNTS, SUMS, Judged, judged
+from roundscope.events.recorder import Seen
 
 BYTES = 2**32  # in memory at once, or more if one tile of every head has more
 
@@ -69,7 +69,7 @@ def summarized(
 ) -> Seen:
     """Return what was recorded of all heads, by name, as `kernel` records own tiles (heads, n).
 
-    The result has what an `attention.trace.summary.Part` has in its fields `whole` and `tiles`
+    The result has what an `attention.trace.parts.Part` has in its fields `whole` and `tiles`
     together. The caller separates them: only single events are by tile.
     """
     every, (tiles, _) = recorder.setup.every, recorder.tiles

@@ -18,13 +18,13 @@ import numpy as np
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from roundscope.attention.events.hook import Events
+from roundscope.attention.hook import Events
 from roundscope.attention.plans.choices import QueryOrder
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup, events_at, tile_at
-from roundscope.attention.tiles.records import Index
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.kernels.ops import kernel_ops
+from roundscope.events.place import Index
 
 State = TypeVar("State")  # the state that each tile updates: arrays, or tuples of them
 

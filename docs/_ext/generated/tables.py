@@ -8,16 +8,17 @@ from collections.abc import Callable, Mapping
 from roundscope.attention.grammar.differences import differences
 from roundscope.attention.grammar.roundings import accumulator_words, spelled
 from roundscope.attention.places import absent
-from roundscope.attention.plans.choice import Choice
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import PRESETS, fp32
 from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.plans.twins import TWINS, WHOLE, Twin
-from roundscope.attention.sites import OF_CHAIN, OF_SINKS, OF_SOFTCAP, PRODUCTS, Site
+from roundscope.attention.sites import OF_CAP_APART, OF_CHAIN, OF_SINKS, OF_SOFTCAP, PRODUCTS, Site
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
 from roundscope.emu.formats.format import NAMED, Format
 from roundscope.emu.roundings.modes import rounding
-from roundscope.emu.sums.tensor_cores import ARCHITECTURES, tensor_core
+from roundscope.emu.sums.accumulator import Accumulator
+from roundscope.emu.sums.tensor_cores import ARCHITECTURES
+from roundscope.events.choice import Choice
 from roundscope.tools.sweep.conditions.names_view import data as sweep_data
 
 from .cells import code, codes, escaped, paragraphs, table
@@ -94,7 +95,7 @@ def tensor_cores() -> str:
     """Return the table of tensor cores."""
     rows = []
     for name, core in ARCHITECTURES.items():
-        sums = [(operand, tensor_core(name, operand)) for operand in core.operands]
+        sums = [(operand, Accumulator.tensor_core(name, operand)) for operand in core.operands]
         rows.append(
             [
                 code(name),
@@ -138,8 +139,11 @@ def _rounding(plan: Plan, site: Site) -> str:
 
 
 def _having(site: Site, plans: dict[str, Plan]) -> str:
-    if site in OF_SOFTCAP | OF_CHAIN:
-        return "calls with a softcap" + (", `capped_by=chain`" if site in OF_CHAIN else "")
+    if site in OF_SOFTCAP:
+        return "calls with a softcap"
+    for word, sites in (("capped_by=chain", OF_CHAIN), ("cap_apart=true", OF_CAP_APART)):
+        if site in sites:
+            return f"calls with a softcap, `{word}`"
     if site in OF_SINKS:
         return "calls with sinks"
     names = [name for name, plan in plans.items() if absent(plan, site) is None]
@@ -236,10 +240,16 @@ _EVENTS = {*Site, *(f"{site}.sum" for site in PRODUCTS)}
 
 
 def _tiles(twin: Twin) -> str:
-    sizes = [(width, *twin.tiles(width)) for width in WIDTHS]
+    """Return the tiles for each width, apart for causal calls where those have others."""
+    told = []
+    for width in WIDTHS:
+        full, cut = (
+            f"{q} queries x {'all' if k >= WHOLE else k} keys"
+            for q, k in (twin.tiles(width, is_cut) for is_cut in (False, True))
+        )
+        told.append(full if full == cut else f"{full}, or {cut} with causality or a window,")
     return "; ".join(
-        f"{q} queries x {'all' if k >= WHOLE else k} keys with {width} features"
-        for width, q, k in sizes
+        f"{own} with {width} features" for width, own in zip(WIDTHS, told, strict=True)
     )
 
 

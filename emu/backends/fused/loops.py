@@ -9,7 +9,7 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from roundscope.emu.backends.fused.code import BYTES, MEMORY, SCALARS, Code, vector
-from roundscope.emu.backends.fused.entries import Entries, is_entrywise
+from roundscope.emu.backends.fused.entries import Entries
 from roundscope.emu.backends.fused.graph import I1, Graph, Node
 from roundscope.emu.backends.fused.schedule import Schedule, base
 
@@ -200,34 +200,3 @@ def memory(
             offsets[x.number] = size
             size += -(-(x.size * BYTES[x.kind]) // ALIGNED) * ALIGNED + ALIGNED
     return list(tables.values()), offsets, size
-
-
-def written(
-    graph: Graph, schedule: Schedule, named: Sequence[Node], offsets: dict[int, int]
-) -> Code:
-    """Return the code of a program.
-
-    Its argument points to the addresses of the named nodes (the inputs, the outputs and the
-    tables), of a flag and of the workspace.
-    """
-    from roundscope.emu.backends.fused import sums
-
-    w = Writer(graph)
-    for slot, number in enumerate([*(x.number for x in named), None, None]):
-        at = w.code.do(f"getelementptr ptr, ptr %args, i64 {slot}")
-        pointer = w.code.do(f"load ptr, ptr {at}")
-        if number is not None:
-            w.pointers[number] = pointer
-        elif not w.flag:
-            w.flag = pointer
-    for number, offset in offsets.items():
-        w.pointers[number] = w.code.do(f"getelementptr i8, ptr {pointer}, i64 {offset}")
-    for stage in schedule.stages:
-        for group in stage:
-            if not group[0].size:
-                continue  # a loop runs at least once
-            if is_entrywise(group[0]):
-                w.entrywise(group, schedule.stored)
-            else:
-                sums.WRITERS[group[0].op](w, group[0])
-    return w.code

@@ -15,10 +15,12 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from roundscope.emu.backends.fused.code import Code
+from roundscope.emu.backends.fused.entries import is_entrywise
 from roundscope.emu.backends.fused.graph import DTYPES, F32, F64, FLOATS, I1, I64, Graph, Node
-from roundscope.emu.backends.fused.loops import memory, written
+from roundscope.emu.backends.fused.loops import Writer, memory
 from roundscope.emu.backends.fused.narrow import graph_ops
-from roundscope.emu.backends.fused.schedule import scheduled
+from roundscope.emu.backends.fused.schedule import Schedule, scheduled
+from roundscope.emu.backends.fused.sums import WRITERS
 from roundscope.emu.backends.kept import keep, read_kept
 from roundscope.emu.backends.ops import Ops, mapped, rebuilt
 from roundscope.emu.backends.threads import kept_folder, over_threads
@@ -154,6 +156,35 @@ def _left(graph: Graph, x: Node, n: int) -> Node:
     if x.kind in FLOATS:
         return graph.node("widen", (x,), kind=F64, data=("output", n))
     return graph.node("copy", (x,), kind=x.kind, data=("output", n), bounds=x.bounds)
+
+
+def written(
+    graph: Graph, schedule: Schedule, named: Sequence[Node], offsets: dict[int, int]
+) -> Code:
+    """Return the code of a program.
+
+    Its argument points to the addresses of the named nodes (the inputs, the outputs and the
+    tables), of a flag and of the workspace.
+    """
+    w = Writer(graph)
+    for slot, number in enumerate([*(x.number for x in named), None, None]):
+        at = w.code.do(f"getelementptr ptr, ptr %args, i64 {slot}")
+        pointer = w.code.do(f"load ptr, ptr {at}")
+        if number is not None:
+            w.pointers[number] = pointer
+        elif not w.flag:
+            w.flag = pointer
+    for number, offset in offsets.items():
+        w.pointers[number] = w.code.do(f"getelementptr i8, ptr {pointer}, i64 {offset}")
+    for stage in schedule.stages:
+        for group in stage:
+            if not group[0].size:
+                continue  # a loop runs at least once
+            if is_entrywise(group[0]):
+                w.entrywise(group, schedule.stored)
+            else:
+                WRITERS[group[0].op](w, group[0])
+    return w.code
 
 
 def module(code: Code, slots: int) -> str:

@@ -9,8 +9,9 @@ import numpy as np
 
 from roundscope.emu.api import round_to
 from roundscope.emu.blocks.api import round_blocks, to_blocks
-from roundscope.emu.blocks.format import E8M0, BlockFormat, ScaleRule
+from roundscope.emu.blocks.format import E8M0, BlockFormat
 from roundscope.emu.blocks.layout import from_lines, layout_of, to_lines
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.formats.format import format_named
 from roundscope.emu.roundings.modes import Rounding, rounding
 from roundscope.emu.testing.casts.behaviors import MODES, FaultyCast, faults

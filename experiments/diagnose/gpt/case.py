@@ -9,10 +9,10 @@ import numpy as np
 
 from roundscope.emu.errors import unknown
 from roundscope.experiments.diagnose.gpt.units import is_random, units_of
-from roundscope.experiments.train import checkpoint, origins, record
+from roundscope.experiments.train import checkpoint, record
 from roundscope.experiments.train.config import JAX, XLA
 from roundscope.experiments.train.groups import plans_at
-from roundscope.experiments.train.settings import Arm, Settings
+from roundscope.experiments.train.settings import Arm, Settings, settings_of
 from roundscope.experiments.train.spikes import WINDOW, Alarm, growth
 from roundscope.tools.diagnose.options import DiagnoseOptions
 from roundscope.tools.diagnose.replay.start import GREW, Failure
@@ -101,7 +101,7 @@ def case(folder: Path, options: DiagnoseOptions) -> Case:
     if not (folder / record.NAME).is_file() or not known:
         repair = "give that of a `roundscope train` or `roundscope proxy`, or a file of tensors"
         raise bad("RUN_OR_TENSORS", str(folder), f"is a folder without a run; {repair}")
-    settings = origins.settings_of(checkpoint.load(folder)[1])
+    settings = settings_of(checkpoint.load(folder)[1])
     if settings.config.plan == JAX:
         why = 'was trained with plan="jax", which has no rounding events'
         raise bad("RUN_OR_TENSORS", str(folder), f"{why}; train with one, such as fp32")

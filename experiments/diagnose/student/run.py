@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, ScaleRule
+from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.roundings.modes import BF16, RoundingMode
 from roundscope.experiments.diagnose.student.blocks import Blocks, origin
 from roundscope.experiments.diagnose.student.case import Case, case

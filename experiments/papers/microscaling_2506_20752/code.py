@@ -14,7 +14,8 @@ from functools import lru_cache
 import numpy as np
 
 from roundscope.emu import BLOCK_NAMED, block_format, block_stats, from_blocks, round_to, to_blocks
-from roundscope.emu.blocks.format import BlockFormat, ScaleRule
+from roundscope.emu.blocks.format import BlockFormat
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.blocks.stats import BlockStats
 from roundscope.experiments.framework.counts import counted, signs
 from roundscope.experiments.framework.estimates import Estimate, Values, mean, ratio

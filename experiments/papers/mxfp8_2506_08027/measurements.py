@@ -24,7 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from roundscope.emu.blocks.format import ScaleRule, block_format
+from roundscope.emu.blocks.format import block_format
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.blocks.xla import ends_row, round_even, row_of
 from roundscope.experiments.framework import student
 from roundscope.experiments.framework.estimates import Estimate, Values, grouped, mean, ratio

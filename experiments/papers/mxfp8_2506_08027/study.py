@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from roundscope.emu.blocks.format import ScaleRule
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.experiments.framework.counts import diverged
 from roundscope.experiments.framework.estimates import Estimate, Values, factor, mean, ratio
 from roundscope.experiments.framework.figures.series import GRID

@@ -235,7 +235,7 @@ def _beside(row: Row, own: dict[str, np.ndarray], exact: Exact, twins: Outputs) 
 def twin_outputs(twin: str, x: Inputs) -> Outputs:
     """Return what a twin gives on the first heads."""
     x = first(x, TWIN_HEADS)
-    block_q, block_k = TWINS[twin].tiles(x.q.shape[-1])
+    block_q, block_k = TWINS[twin].tiles(x.q.shape[-1], x.is_cut)
     tiles = {"block_q": block_q, "block_k": min(block_k, x.k.shape[1])}
     call: dict[str, Any] = {"scale": x.scale, "is_causal": x.is_causal, "record": None}  # no trace
     with np.errstate(all="ignore"):

@@ -18,7 +18,7 @@ from roundscope.experiments.train.gpt import monitor
 from roundscope.experiments.train.gpt.monitor import MEASURED, coherence
 from roundscope.experiments.train.groups import batches_of, groups, together
 from roundscope.experiments.train.record import Log
-from roundscope.experiments.train.settings import Settings, plain
+from roundscope.experiments.train.settings import Settings, meta_of
 from roundscope.experiments.train.spikes import Alarm, watches_of
 from roundscope.tools.report.progress import Pace
 
@@ -157,7 +157,7 @@ class Run:
         self._flush()
         self.log.commit()
         about = next(iter(self.batches.values())).about
-        meta = described(self.settings) | {"data": about}
+        meta = meta_of(self.settings) | {"data": about}
         meta |= {"watch": [watch.state() for watch in self.watches]}
         meta |= {"pinned": pinned} if pinned else {}
         keep = self.settings.config.keep
@@ -225,13 +225,3 @@ class Run:
         at = jnp.asarray(numbers, jnp.int32)
         shares = step.rate(self.settings.config, at, jnp.float32(1.0))
         return np.outer(shares, [arm.lr for arm in self.settings.arms])
-
-
-def described(settings: Settings) -> dict[str, Any]:
-    """Return the settings as a checkpoint keeps them."""
-    arms = [
-        {"name": a.name, "changes": list(a.changes), "lr": a.lr, "seed": a.seed}
-        for a in settings.arms
-    ]
-    at = [list(pair) for pair in settings.at]
-    return {"config": plain(settings.config), "arms": arms, "at": at}

@@ -25,7 +25,8 @@ import numpy as np
 
 from roundscope.attention.grammar.changes import Change, changes
 from roundscope.attention.grammar.ranges import numbers
-from roundscope.emu.blocks.format import ScaleRule, block_format
+from roundscope.emu.blocks.format import block_format
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.roundings.modes import BINARY32
 from roundscope.experiments.train import mx
 from roundscope.experiments.train.config import Config as Optimiser

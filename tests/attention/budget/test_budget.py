@@ -14,9 +14,9 @@ from roundscope.attention.budget.parts import (
     without,
 )
 from roundscope.attention.places import absent
-from roundscope.attention.plans.checks import check_factors
 from roundscope.attention.plans.presets import PRESETS
 from roundscope.attention.plans.twins import TWINS
+from roundscope.events.plan import check_factors
 
 BF16 = ml_dtypes.bfloat16
 

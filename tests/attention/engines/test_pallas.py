@@ -308,7 +308,7 @@ def test_kernels_lower_for_a_gpu(plan, record, some, masks):
         ).trace(x, x, x, *mask)
         backward = jax.jit(
             lambda q, k, v, do, lse, delta, *m: pallas_backward.backward(
-                setup, q, k, v, do, lse, delta, True, False, *m
+                setup, q, k, v, do, lse, delta, *m, on_gpu=True, may_be_final=False
             )
         ).trace(x, x, x, x, row, row, *mask)
     with (

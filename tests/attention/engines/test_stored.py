@@ -11,12 +11,12 @@ import pytest
 
 from roundscope.attention import Injection, Plan, Site
 from roundscope.attention.engines.kernels import engine
-from roundscope.attention.injection import Bias
 from roundscope.attention.plans.choices import DeltaFrom
 from roundscope.attention.settings import Options, setup_of
 from roundscope.attention.tiles.records import Inputs, Residuals, Results
 from roundscope.emu import Rounding
 from roundscope.emu.roundings.modes import BF16, FP16, RoundingMode, rounding
+from roundscope.events.injection import Bias
 
 PLAN = Plan.preset("fa2-bf16@hopper")
 NAMES = "q", "k", "v", "out", "wide", "lse"

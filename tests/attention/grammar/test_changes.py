@@ -13,7 +13,8 @@ from roundscope.attention.grammar.roundings import spelled as event_words
 from roundscope.attention.places import absent
 from roundscope.attention.plans.choices import Exponential, KeyOrder
 from roundscope.attention.sites import BLOCK_AXIS, PRODUCTS
-from roundscope.emu.blocks.format import BLOCK_NAMED, ScaleRule, block_format
+from roundscope.emu.blocks.format import BLOCK_NAMED, block_format
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.roundings.modes import BINARY64, E4M3, E5M2, RoundingMode, rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES

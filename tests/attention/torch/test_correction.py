@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from roundscope.attention.models.selection import Layer
-from roundscope.attention.torch.calls import Call, intercept
+from roundscope.attention.torch.call import Call
+from roundscope.attention.torch.calls import intercept
 from roundscope.attention.torch.correction import correct, corrected
 from roundscope.attention.torch.watching import watch
 from tests.attention.torch.biased import Biased, Gpt, loss_of, tokens, with_biased_kernel

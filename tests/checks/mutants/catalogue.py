@@ -9,6 +9,7 @@ from tests.checks.mutants import (
     faults_files,
     faults_identify,
     faults_kernels,
+    faults_serving,
     faults_summaries,
     faults_sweep,
     faults_trace,
@@ -23,6 +24,7 @@ FAULTS: tuple[Fault, ...] = (
     *faults_files.FAULTS,
     *faults_check.FAULTS,
     *faults_identify.FAULTS,
+    *faults_serving.FAULTS,
     *faults_summaries.FAULTS,
     *faults_trace.FAULTS,
 )

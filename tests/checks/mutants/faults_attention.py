@@ -10,8 +10,8 @@ TRACES = ("tests/attention/trace/test_traces.py",)
 SERVED = ("tests/attention/test_served.py",)
 ALGORITHM = "attention/algorithm.py"
 LOOPS = "attention/tiles/loops.py"
-STREAMS = "attention/events/hook.py"
-PERTURBING = "attention/events/hook.py"
+STREAMS = "events/hook.py"
+PERTURBING = "events/hook.py"
 
 EVERY = ("tests/attention/test_every_plan.py",)
 OF_PLANS = (
@@ -94,7 +94,7 @@ OF_EVENTS = (
         name="blocks-see-missing-scores",
         kind="block scale",
         imitates="Entries that do not exist take part in the scale of their block.",
-        file="attention/events/hook.py",
+        file="events/hook.py",
         old="round_blocks(there, block,",
         new="round_blocks(value, block,",
         tests=("tests/attention/test_blocks.py", "tests/attention/engines/test_block_engines.py"),
@@ -103,7 +103,7 @@ OF_EVENTS = (
         name="kept-sum-lost",
         kind="masks",
         imitates="A row without a visible key in a tile gets another running sum.",
-        file="attention/events/hook.py",
+        file="events/hook.py",
         old="(self.ops.absent or _same)(value) if kept is None else kept",
         new="(self.ops.absent or _same)(value)",
         tests=JUDGE,
@@ -197,7 +197,7 @@ OF_SOFTMAX = (
         kind="online softmax",
         imitates="When the maximum grows, alpha is applied to O and not to l.",
         file=ALGORITHM,
-        old="al = at(Site.AL, mul(alpha if l.ndim == 1 else alpha[:, None], l))",
+        old="al = at(Site.AL, mul(of_sum if l.ndim == 1 else of_sum[:, None], l))",
         new="al = at(Site.AL, l)",
         tests=JUDGE,
     ),
@@ -448,7 +448,7 @@ OF_LOOKING = (
         name="ones-of-missing-entries",
         kind="traces",
         imitates="A trace counts results of 1 at entries that do not exist.",
-        file="attention/events/recorder.py",
+        file="events/recorder.py",
         old="((y == 1.0) & valid).sum(axis=1)",
         new="(y == 1.0).sum(axis=1)",
         tests=TRACES,
@@ -457,7 +457,7 @@ OF_LOOKING = (
         name="steps-of-masked-scores",
         kind="traces",
         imitates="A trace counts the additions of masked scores.",
-        file="attention/events/recorder.py",
+        file="attention/tiles/tile.py",
         old="if order is not Order.ASCENDING or site not in STEPS_OF_SCORES:",
         new="if True:",
         tests=TRACES,

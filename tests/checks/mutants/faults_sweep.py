@@ -7,8 +7,8 @@ FAULTS = (
         name="name-of-a-site-without-blocks",
         kind="block scale",
         imitates="A plan asked by the name of a site forgets that the site rounds in blocks.",
-        file="attention/plans/record.py",
-        old="""        site = site_named(site)
+        file="events/plan.py",
+        old="""        site = self.SITES.named(site)
         return next((block for""",
         new="""        return next((block for""",
         tests=("tests/attention/test_plan.py",),

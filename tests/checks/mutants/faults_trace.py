@@ -19,7 +19,7 @@ FAULTS = (
         name="away-from-zero-by-sign-of-nothing",
         kind="bias of events",
         imitates="Errors of negative numbers count as those of positive ones, in both tests.",
-        file="attention/events/recorder.py",
+        file="events/recorder.py",
         old="xp, is_negative = self.ops.xp, before < 0.0",
         new="xp, is_negative = self.ops.xp, before < -1e300",
         tests=COUNTED,

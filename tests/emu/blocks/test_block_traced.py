@@ -8,7 +8,8 @@ import pytest
 
 from roundscope.emu.api import round_to
 from roundscope.emu.blocks.api import round_blocks
-from roundscope.emu.blocks.format import BlockFormat, ScaleRule, block_format
+from roundscope.emu.blocks.format import BlockFormat, block_format
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.blocks.xla import ends_row, is_even, round_even, round_row, row_of
 from roundscope.emu.formats.format import Format
 from roundscope.emu.roundings.modes import RoundingMode, rounding

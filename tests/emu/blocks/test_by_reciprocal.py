@@ -11,7 +11,8 @@ from roundscope.emu import BF16, block_format, round_to
 from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 from roundscope.emu.blocks.by_reciprocal import divides_in_binary32, round_blocks_by_reciprocal
-from roundscope.emu.blocks.format import INT4, INT8, ScaleRule, in_words
+from roundscope.emu.blocks.format import INT4, INT8, in_words
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.instructions.approximate import rcp
 
 F32 = np.float32

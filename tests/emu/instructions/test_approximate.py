@@ -1,4 +1,4 @@
-"""ex2, lg2, rcp and expf: bits of an H200, special numbers, bounds of error, both engines."""
+"""ex2, lg2, rcp, tanh and expf: bits of a GPU, special numbers, bounds of error, both engines."""
 
 import hashlib
 import math
@@ -12,21 +12,24 @@ import pytest
 
 from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
-from roundscope.emu.instructions.approximate import ex2, expf, lg2, rcp
+from roundscope.emu.instructions.approximate import ex2, expf, lg2, rcp, tanh_approx
 from tests.checks.gpu_kernels import sampled_words
 
 INF, NAN, LEAST = math.inf, math.nan, 2.0**-126
-OF_A_BINADE = {  # SHA-256 of the bits of the results of all numbers of [1, 2) on an H200
+# SHA-256 of the bits of the results of all numbers of [1, 2) on an H200, of tanh on an H100
+OF_A_BINADE = {
     ex2: "cce5df10202dbfcde720ca547d147edb3e2a406a5fed189323f419177a72a1a5",
     rcp: "c408381446132e07fa5581e930dc33fb790bea7ec4276ef3621e322df2492a55",
     lg2: "7fd9be9a924e40a0ee18ba20e7f5158135112947597c8dd86131d3d4d8f9dbfa",
+    tanh_approx: "412dcb386a8e87e08473e44bfa0d748e43096699ef45d1eddad4af0c3bbac577",
 }
 OF_A_SAMPLE = {  # of sampled_words()
     ex2: "98581c91dab6f4a09cb165bb813f54a6fb89f57876021e55da14d1604fe94fc2",
     rcp: "932effb1a01ad8568096beacc90193b4006197f529d4bef14a368becd308a978",
+    tanh_approx: "9da4419e0d166f7fda5f64a029d263cc532243928b0b1ac20f3d13031dc0976b",
 }
 NAMES = {"ids": lambda f: f.__name__}
-functions = pytest.mark.parametrize("function", [ex2, expf, lg2, rcp], **NAMES)
+functions = pytest.mark.parametrize("function", [ex2, expf, lg2, rcp, tanh_approx], **NAMES)
 
 
 def results(function: Callable[..., Any], words: np.ndarray) -> np.ndarray:
@@ -133,6 +136,14 @@ def test_special_numbers_of_expf() -> None:
     assert 0.0 < of(expf, -100.0)[0] < LEAST  # subnormal: the product with 2^n is no flushed one
 
 
+def test_special_numbers_of_tanh() -> None:
+    """A subnormal that is flushed, the sign of zero, a result above 1 or of NaN."""
+    x = 0.0, -0.0, 2.0**-149, -(2.0**-127), 2.0**-9, 8.0, -8.0, 3e38, INF, -INF, NAN
+    y = 0.0, -0.0, 2.0**-149, -(2.0**-127), 2.0**-9, 1.0, -1.0, 1.0, 1.0, -1.0, NAN
+    assert_same(of(tanh_approx, *x), list(y))
+    assert 1.0 - 2.0**-20 < of(tanh_approx, 8.0 - 2.0**-21)[0] < 1.0
+
+
 def numbers(low: float, high: float, count: int) -> np.ndarray:
     return np.random.default_rng(8).uniform(low, high, count).astype(np.float32).astype(np.float64)
 
@@ -154,8 +165,9 @@ def in_ulps(got: list[float], x: np.ndarray, exact: Callable[[Any], Any]) -> flo
         (expf, mpmath.exp, numbers(-87.0, 88.7, 2000), 2.0),
         (expf, mpmath.exp, numbers(-1.0, 1.0, 2000), 2.0),
         (expf, mpmath.exp, numbers(-103.0, -87.4, 500), 1.0),
+        (tanh_approx, mpmath.tanh, np.exp2(numbers(-10.0, 3.5, 2000)), 2.0**8),
     ],
-    ids=["ex2", "rcp", "lg2", "expf", "expf near 0", "expf subnormal"],
+    ids=["ex2", "rcp", "lg2", "expf", "expf near 0", "expf subnormal", "tanh"],
 )
 def test_errors_are_within_the_documented_bounds(
     function: Callable[..., Any], exact: Callable[[Any], Any], x: np.ndarray, most: float

@@ -36,6 +36,7 @@ ORDERS = tuple(
         (Order.OCTETS, 2),
         (Order.OCTET_PAIRS, 2),
         (Order.WARPS, 2),
+        (Order.CASCADE, 2),
     )
 )
 WIDE = Format(name="wide", precision=6, emin=-1000, max_finite=1.5, inf=False, nan=False)
@@ -82,6 +83,11 @@ def folded(acc: Accumulator, terms: tuple[float, ...], init: float) -> float:
         for x in (*terms[1:], *[0.0] * (8 - len(terms))):
             lane = r(lane + x)
         return r(init + lane)
+    if acc.order is Order.CASCADE:  # each term a lane from +0; the lanes are added from +0
+        total = 0.0
+        for x in terms:
+            total = r(total + r(0.0 + x))
+        return r(init + total)
     assert acc.order is Order.WARPS
     total = r(a + (0.0 if b is None else b))
     for _ in range(5):  # 32 threads by halves: all others have +0

@@ -1,6 +1,10 @@
-"""How threads of a GPU add: strided, octets, octet-pairs and warps, against loops in float32."""
+"""How threads of a GPU add, and lanes of a CPU: strided, octets, octet-pairs, warps and cascade,
+against loops in float32.
+"""
 
+import functools
 import itertools
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,6 +21,7 @@ ACCUMULATORS = (
     *(Accumulator(order=Order.OCTETS, chunk=n) for n in (1, 2, 8, 16)),
     *(Accumulator(order=Order.WARPS, chunk=n) for n in (4, 8, 1)),
     *(Accumulator(order=Order.OCTET_PAIRS, chunk=n) for n in (5, 16)),
+    *(Accumulator(order=Order.CASCADE, chunk=n) for n in (4, 8)),
 )
 accumulators = pytest.mark.parametrize("acc", ACCUMULATORS, ids=lambda a: f"{a.order}{a.chunk}")
 ZERO = np.float32(0.0)
@@ -61,8 +66,14 @@ def of_octets(x: list[Any], lanes: int) -> Any:
 
 
 def of_octet_pairs(x: list[Any], lanes: int) -> Any:
-    """Neighbouring lanes are added, an odd one out goes on unchanged behind them."""
-    found = octets(x, lanes)
+    """Each lane has as many octets, and adds number after number of all of them at once;
+    neighbouring lanes are added, an odd one out goes on unchanged behind them.
+    """
+    x = x + [ZERO] * (-len(x) % 8)
+    lanes, found = math.gcd(lanes, len(x) // 8), []
+    for n in range(lanes):
+        starts = range(8 * n, len(x), 8 * lanes)
+        found.append(functools.reduce(np.add, [x[lo + k] for k in range(8) for lo in starts]))
     while len(found) > 1:
         odd = found[len(found) // 2 * 2 :]
         found = [found[n] + found[n + 1] for n in range(0, len(found) - 1, 2)] + odd
@@ -83,11 +94,42 @@ def of_warps(x: list[Any], count: int) -> Any:
     return by_halves([by_halves(threads[w : w + 32]) for w in range(0, len(threads), 32)])
 
 
+def of_cascade(x: list[Any], lanes: int) -> Any:
+    """One counter for each of four levels, as an odometer: number n of a sum goes to level 0, which
+    empties itself into level 1 after every 16th, and so on.
+    """
+    width = lanes if len(x) >= lanes else 1
+    vectors = [x[lo : lo + width] for lo in range(0, len(x) - width + 1, width)]
+    fours = len(vectors) // 4
+    assert fours <= 2**19
+    of_lanes = []
+    for lane in range(width):
+        partial = []
+        for k in range(4):
+            levels = [ZERO] * 4
+            for n in range(fours):
+                levels[0] = levels[0] + vectors[4 * n + k][lane]
+                for level in (1, 2, 3):
+                    if (n + 1) % 16**level:
+                        break
+                    levels[level] = levels[level] + levels[level - 1]
+                    levels[level - 1] = ZERO
+            partial.append(((levels[0] + levels[1]) + levels[2]) + levels[3])
+        for vector in vectors[4 * fours :]:
+            partial[0] = partial[0] + vector[lane]
+        of_lanes.append(((partial[0] + partial[1]) + partial[2]) + partial[3])
+    total = ZERO
+    for number in [*x[len(vectors) * width :], *of_lanes]:
+        total = total + number
+    return total
+
+
 LOOPS = {
     Order.STRIDED: of_strided,
     Order.OCTETS: of_octets,
     Order.OCTET_PAIRS: of_octet_pairs,
     Order.WARPS: of_warps,
+    Order.CASCADE: of_cascade,
 }
 
 
@@ -151,7 +193,7 @@ def test_the_orders_are_not_one_another() -> None:
 
 
 @pytest.mark.parametrize(
-    "acc", [ACCUMULATORS[n] for n in (3, 6, 8, 11)], ids=lambda a: f"{a.order}{a.chunk}"
+    "acc", [ACCUMULATORS[n] for n in (3, 6, 8, 11, 14)], ids=lambda a: f"{a.order}{a.chunk}"
 )
 def test_under_jax_too(acc: Accumulator) -> None:
     """An addition that XLA moves or contracts."""
@@ -171,6 +213,34 @@ def test_under_jax_for_every_length(acc: Accumulator) -> None:
             emu.dot(jnp.asarray(a), jnp.asarray(b), acc, jnp.asarray(init)), looped(acc, a, b, init)
         ), count
         assert same(emu.sum(jnp.asarray(a), acc), emu.sum(a, acc)), count
+
+
+CASCADE = Accumulator(order=Order.CASCADE, chunk=8)
+CAPABLE = ("AVX2", "AVX512")  # whose sums of float32 have vectors of 8 lanes
+
+
+@pytest.mark.parametrize("count", [1, 3, 5, 7, 8, 64, 100, 1000, 1024, 4096, 20000])
+def test_a_cascade_is_torch_s_sum_on_a_cpu(count: int) -> None:
+    """All bits of torch.sum and torch.mean of rows of float32, with numbers of any size."""
+    torch = pytest.importorskip("torch")
+    found = torch.backends.cpu.get_cpu_capability()
+    if found not in CAPABLE:
+        pytest.skip(f"torch adds with the vectors of {found}; cascade8 is that of AVX2")
+    rng = np.random.default_rng([33, count])
+    x = (rng.normal(size=(40, count)) * 2.0 ** rng.integers(-9, 9, (40, count))).astype(np.float32)
+    sums = np.asarray(emu.sum(x, CASCADE))
+    assert same(sums, torch.from_numpy(x).sum(-1).numpy().astype(np.float64))
+    mean = sums.astype(np.float32) / np.float32(count)
+    assert same(mean, torch.from_numpy(x).mean(-1).numpy().astype(np.float64))
+
+
+@pytest.mark.parametrize("count", [4095, 20000])
+def test_levels_of_a_cascade_are_those_of_the_loop(count: int) -> None:
+    """A third level, which sums of 16,384 numbers and more have; in NumPy and in JAX."""
+    x = np.random.default_rng(count).normal(size=(2, count)).astype(np.float32)
+    wanted = np.array([of_cascade(list(row), 8) for row in x]).astype(np.float64)
+    assert same(emu.sum(x, CASCADE), wanted)
+    assert same(emu.sum(jnp.asarray(x), CASCADE), wanted)
 
 
 @accumulators
@@ -243,4 +313,5 @@ def test_in_binary64_a_sum_of_integers_is_exact(acc: Accumulator) -> None:
 def test_names_say_the_lanes() -> None:
     """strided32 and strided8 printed as one."""
     said = [str(Accumulator(order=o, chunk=8)) for o in LOOPS]
-    assert said == ["strided[8] fp32", "octets[8] fp32", "octet-pairs[8] fp32", "warps[8] fp32"]
+    names = ("strided", "octets", "octet-pairs", "warps", "cascade")
+    assert said == [f"{name}[8] fp32" for name in names]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from roundscope.attention import Site
-from roundscope.attention.plans.presets import fa2_bf16, preset
+from roundscope.attention.plans.named import preset
+from roundscope.attention.plans.presets import fa2_bf16
 from roundscope.emu.blocks.format import block_format
 from roundscope.experiments.diagnose.gpt.units import Unit, exactly, is_low, reseeded, units_of
 from roundscope.tools.diagnose.tensors.accounts import SITES_OF, accounts, head_events

@@ -11,7 +11,7 @@ from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.tools.identify import search
 from roundscope.tools.identify.backwards import Backwards, has_parts
-from roundscope.tools.identify.candidates import Candidate, emulated
+from roundscope.tools.identify.candidates import Candidate, emulated, options_of
 
 TOKENS, WIDTH, HEADS, TILE = 160, 16, 2, 32
 
@@ -57,6 +57,52 @@ def test_a_part_of_a_backward_has_the_numbers_of_the_whole(name, options):
     keys = of.gradients(c, keys=slice(64, 128))
     for part in ("dk", "dv"):
         assert np.array_equal(keys[part], getattr(want, part)[:, 64:128]), part
+
+
+def test_keys_that_come_first_are_those_of_tiles_of_the_backward(monkeypatch):
+    """Tiles of 48 keys where the forward's have 64: query tiles that are masked in one of them, and
+    come first, are not masked in another.
+    """
+    monkeypatch.setattr(search, "PIECE", TILE)
+    x, c = call(is_causal=True, window=100), of_twin("flex")
+    c = replace(c, plan=c.plan.changed("backward_keys=48 DK_OUT=fp32 DV_OUT=fp32"))
+    want = emulated(c, x.q, x.k, x.v, x.do, **x.options)
+    gradients = search._Gradients(x, Outputs(out=want.out, dk=want.dk, dv=want.dv))
+    for key in range(0, TOKENS, TILE):
+        one = np.zeros(want.dk.shape, bool)
+        one[0, key, 0, 0] = True
+        # a single number of the best differs, so a plan is nearer if none of its numbers does
+        assert gradients._of_keys({"dk": one, "dv": np.zeros_like(one)})(c), key
+
+
+def scaled_call(**scales):
+    """A call whose q, k and v are multiplied by these scales, each of one key head."""
+    return call(scales={n: np.full((1, 1), x, np.float32) for n, x in scales.items()})
+
+
+@pytest.mark.parametrize("name", ["fa2", "cudnn-fp8"])
+def test_gradients_of_a_call_whose_probabilities_have_a_scale(name):
+    """P is multiplied by 2^8 before its rounding."""
+    x, c = replace(call(), scales={"scale_s": np.float32(256.0)}), of_twin(name)
+    want = emulated(c, x.q, x.k, x.v, x.do, **options_of(x))
+    offset = replace(c, plan=c.plan.changed("offset=8"))
+    assert np.array_equal(want.out, emulated(offset, x.q, x.k, x.v, x.do, **x.options).out)
+    for part, got in Backwards(x).gradients(c).items():
+        assert np.array_equal(got, getattr(want, part)), part
+
+
+def test_scales_in_the_products_have_no_backward():
+    """Of a plan that reads operands times their scales there is one, of one that does not, none."""
+    x, c = scaled_call(descale_q=0.5, descale_k=2.0, descale_v=4.0), of_twin("fa2")
+    want = emulated(c, x.q, x.k, x.v, x.do, **x.options)
+    for part, got in Backwards(x).gradients(c).items():
+        assert np.array_equal(got, getattr(want, part)), part
+    of_products = replace(c, plan=c.plan.changed("descales=products"))
+    for given, plan in ((x, of_products), (scaled_call(scale_o=2.0), c)):
+        with pytest.raises(ValueError, match="scales: there is no backward"):
+            Backwards(given).gradients(plan)
+        with pytest.raises(ValueError, match="scales: there is no backward"):
+            emulated(plan, given.q, given.k, given.v, given.do, **options_of(given))
 
 
 def test_plans_that_share_a_forward_compute_it_once(monkeypatch):

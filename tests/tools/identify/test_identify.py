@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from roundscope.attention import Plan, examine
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.testing.calls import Inputs, Outputs
-from roundscope.emu.sums.tensor_cores import tensor_core
+from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.tools.identify.identify import Kind, identify
 from roundscope.tools.identify.search import MOST
 from roundscope.tools.tensors.files import open_tensors
@@ -66,7 +66,7 @@ def plans(found):
 
 def on_tf32(plan, *changes):
     """A fused plan with P V on tensor cores that read any P of at most 11 bits."""
-    return plan.adding("PV", tensor_core("hopper", "tf32")).changed(*changes)
+    return plan.adding("PV", Accumulator.tensor_core("hopper", "tf32")).changed(*changes)
 
 
 @pytest.mark.parametrize("name", ["cudnn", "eager"])
@@ -322,7 +322,7 @@ def test_the_command(run, file, tmp_path, kind):
     assert code == 0, err
     assert out.startswith(
         "These are the numbers of fa2: all 4,096 numbers of out are equal. fa2-split, cudnn,"
-        " pallas-mha"
+        " cudnn-split, "
     ) and "structures tried on the last rows, nearest first" in " ".join(out.split())
     data = json.loads((tmp_path / "identify-mine" / "identify.json").read_text())
     assert (data["verdict"], data["plan"], data["equal"]) == (

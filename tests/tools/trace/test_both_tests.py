@@ -8,7 +8,7 @@ from scipy.stats import norm
 
 from roundscope import Plan, Site
 from roundscope.attention.budget.parts import event_part, repair
-from roundscope.emu.blocks.format import ScaleRule
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.roundings.modes import RoundingMode, rounding
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace import data

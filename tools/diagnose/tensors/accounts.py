@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention import DeltaFrom, Examined, Record, Site
-from roundscope.attention.alignment import shift_of
+from roundscope.attention.inputs.alignment import shift_of
 from roundscope.attention.plans.choices import Log2E
 from roundscope.attention.plans.plan import Plan
 from roundscope.emu.api import round_to

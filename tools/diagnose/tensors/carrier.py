@@ -71,7 +71,7 @@ def _factors(m: Measured) -> tuple[np.ndarray, np.ndarray]:
     """Return P K, and what W_Q reads (q where it is not known), by head."""
     q, k = m.layer.q.astype(np.float64), m.layer.k.astype(np.float64)
     # with k in the place of v the output is P K
-    pk = by_head(call(q, k, k, None, m.request, m.request.against, m.scale, None).out)
+    pk = by_head(call(q, k, k, None, m.request, m.request.against, m.scale).out)
     if m.x is None:
         return pk, by_head(m.layer.q)
     return pk, by_head(np.broadcast_to(m.x[:, :, None], (*q.shape[:3], m.x.shape[-1])))
@@ -131,7 +131,7 @@ def shares(m: Measured, plan: Plan) -> np.ndarray | None:
     x = m.layer
     assert x.do is not None
     q, k, v, do = (_wider(a, last) for a, last in ((x.q, 0.0), (x.k, 1.0), (x.v, 0.0), (x.do, 0.0)))
-    dq = by_head(call(q, k, v, do, m.request, plan, m.scale, None).dq)
+    dq = by_head(call(q, k, v, do, m.request, plan, m.scale).dq)
     pk, read = _factors(m)
     rest = np.einsum("nt,ntd,nth->ndh", dq[..., -1], read, pk)
     gradient = np.einsum("ntd,nth->ndh", read, dq[..., :-1])

@@ -97,7 +97,9 @@ def run(
     record: Record | None = None,
 ) -> Examined:
     """Run the layer under a plan."""
-    return call(layer.q, layer.k, layer.v, layer.do, request, plan, scale, record, inject)
+    return call(
+        layer.q, layer.k, layer.v, layer.do, request, plan, scale, record=record, inject=inject
+    )
 
 
 def run_exactly(layer: Layer, request: Request, scale: float, plan: Plan) -> Examined:
@@ -106,7 +108,7 @@ def run_exactly(layer: Layer, request: Request, scale: float, plan: Plan) -> Exa
         None if x is None else x.astype(np.float64) for x in (layer.q, layer.k, layer.v, layer.do)
     )
     q, k, v, do = wide
-    return call(q, k, v, do, request, plan, scale, None)
+    return call(q, k, v, do, request, plan, scale)
 
 
 def one_head(m: Measured, b: int, n: int) -> Layer:

@@ -26,10 +26,16 @@ ADAPTERS = {  # name -> module here, function
     "pallas": ("jax_pallas", "mha"),
     "cudnn-fp8": ("cudnn_fp8", "fp8"),
     "cudnn-fp8-s256": ("cudnn_fp8", "fp8_256"),
+    "fa3": ("flash_attention_3", "flash"),
+    "fa3-fp16": ("flash_attention_3", "half"),
+    "fa3-split": ("flash_attention_3", "split"),
+    "fa3-fp8": ("flash_attention_3", "fp8"),
+    "fa3-fp8-descaled": ("flash_attention_3", "fp8_descaled"),
     "fa4": ("flash_attention_4", "flash"),
     "sage-int8": ("sage", "int8"),
     "tokamax-triton": ("jax_tokamax", "triton"),
     "tokamax-mosaic": ("jax_tokamax", "mosaic"),
+    "tokamax-mosaic-stale": ("jax_tokamax", "stale"),
     "tokamax-chunked": ("jax_tokamax", "chunked"),
 }
 

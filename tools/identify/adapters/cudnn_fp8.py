@@ -1,6 +1,7 @@
 """cuDNN's fused attention in FP8, `sdpa_fp8` and `sdpa_fp8_backward` of nvidia-cudnn-frontend.
 
-q, k, v, P, the output, dO and the gradients are E4M3. Every scale is 1 but that of P, `scale_s`.
+q, k, v, P, the output, dO and the gradients are E4M3. The scales are those of the call, one for a
+tensor, or 1; a call with others than `scale_s`, of P, has no backward here.
 """
 
 from functools import partial
@@ -10,6 +11,7 @@ import cudnn
 import torch
 from torch import Tensor
 
+from roundscope.attention.inputs.scales import stored_operands
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.foreign.torch_call import array, tensor
 
@@ -23,27 +25,32 @@ BACKWARD = (
 
 def fp8(x: Inputs, scale_s: float = 1.0) -> Outputs:
     """Return the outputs of both kernels; scale_s: the factor of P before its cast."""
+    given = dict(x.scales or {})
     q, k, v, do = (
-        tensor(a, torch.float32, "BTNH").to(torch.float8_e4m3fn) for a in (x.q, x.k, x.v, x.do)
+        tensor(a, torch.float32, "BTNH").to(torch.float8_e4m3fn)
+        for a in (*stored_operands(x.q, x.k, x.v, given), x.do)
     )
-    scales = {"scale_s": scale_s, "descale_s": 1.0 / scale_s}
+    scales = {"scale_s": scale_s} | {name: float(a.flat[0]) for name, a in given.items()}
+    scales["descale_s"] = 1.0 / scales["scale_s"]
     mask = {"right_bound": 0} if x.is_causal else {}
     mask |= {"diagonal_alignment": cudnn.diagonal_alignment.TOP_LEFT}
     options = {"attn_scale": x.scale, **mask}
 
     graph = _Graph(scales)
     own = {n: graph.given(a) for n, a in (("q", q), ("k", k), ("v", v))}
-    given = own | {n: graph.scale(n) for n in FORWARD}
-    made = graph.graph.sdpa_fp8(**given, generate_stats=True, **options)
+    own |= {n: graph.scale(n) for n in FORWARD}
+    made = graph.graph.sdpa_fp8(**own, generate_stats=True, **options)
     out = graph.result(made[0], (*q.shape[:3], v.shape[3]), FP8)
     stats = graph.stats(made[1], q)
     graph.amax(*made[2:])
     graph.run()
+    if given.keys() - {"scale_s"}:
+        return Outputs(out=array(out.float(), "BTNH"), lse=stats[..., 0].cpu().numpy())
 
     graph = _Graph(scales)
     named = {"q": q, "k": k, "v": v, "o": out, "dO": do}
-    given = {n: graph.given(a) for n, a in named.items()} | {n: graph.scale(n) for n in BACKWARD}
-    made = graph.graph.sdpa_fp8_backward(**given, stats=graph.rows(stats), **options)
+    own = {n: graph.given(a) for n, a in named.items()} | {n: graph.scale(n) for n in BACKWARD}
+    made = graph.graph.sdpa_fp8_backward(**own, stats=graph.rows(stats), **options)
     dq, dk, dv = (graph.result(m, a.shape, FP8) for m, a in zip(made[:3], (q, k, v), strict=True))
     graph.amax(*made[3:])
     graph.run()

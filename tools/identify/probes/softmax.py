@@ -189,9 +189,11 @@ def _lanes(count: int) -> dict[Tree, str]:
         return {}
     a, b, c, d = (lane(n, 4, 2) for n in range(4))
     pairs = [(lane(n, 8, 1), lane(n + 2, 8, 1)) for n in (0, 4, 1, 5)]
+    own = [tuple((lane(n, 16, 1), lane(n + 8, 16, 1)) for n in (m, m + 1)) for m in (0, 2, 4, 6)]
     four = "in four lanes of column pairs"
     return {
         ((a, c), (b, d)): f"{four}, then (l0 + l2) + (l1 + l3) (row_sum=lanes or tiles)",
         ((a, b), (c, d)): f"{four}, then (l0 + l1) + (l2 + l3) (row_sum=tile-lanes or groups)",
         ((pairs[0], pairs[1]), (pairs[2], pairs[3])): "in eight lanes (row_sum=eights)",
+        ((own[0], own[1]), (own[2], own[3])): "in sixteen lanes (row_sum=sixteens)",
     }

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roundscope.attention.alignment import alignment_given
 from roundscope.attention.grammar.changes import ALIASES, parted
 from roundscope.attention.grammar.edits import KINDS, stabilizer_words
 from roundscope.attention.grammar.ranges import is_range, one_range
+from roundscope.attention.inputs.alignment import alignment_given
 from roundscope.attention.sites import PRODUCTS, Site, site_named
 from roundscope.emu.errors import unknown
 from roundscope.tools.errors import UsageError, bad

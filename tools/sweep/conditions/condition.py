@@ -13,12 +13,13 @@ from roundscope.attention.arguments import served_given
 from roundscope.attention.grammar.edits import KINDS, apply
 from roundscope.attention.grammar.injections import check_injection, injection_of
 from roundscope.attention.grammar.roundings import Place, places_of, without_mode
-from roundscope.attention.injection import FlipBit, Injection
+from roundscope.attention.injection import Injection
 from roundscope.attention.places import Sizes, check_place, occurs
-from roundscope.attention.plans.half import note_on_types
+from roundscope.attention.plans.named import note_on_types
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site, site_named
 from roundscope.emu.roundings.modes import RoundingMode
+from roundscope.events.injection import FlipBit
 from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.sweep.conditions.axes import axis_named, typed
 from roundscope.tools.sweep.conditions.cell import (

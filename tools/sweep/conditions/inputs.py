@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from roundscope.attention.alignment import Alignment, alignment_given
+from roundscope.attention.inputs.alignment import Alignment, alignment_given
 from roundscope.attention.testing.families import FAMILIES, Source
 from roundscope.emu.errors import unknown
 from roundscope.tools.errors import UsageError, bad

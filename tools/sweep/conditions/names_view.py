@@ -12,7 +12,8 @@ from roundscope.attention.plans.presets import PRESETS
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import BLOCK_AXIS, PRODUCTS, Site
 from roundscope.attention.testing.families import FAMILIES
-from roundscope.emu.blocks.format import BLOCK_NAMED, ScaleRule
+from roundscope.emu.blocks.format import BLOCK_NAMED
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.formats.format import NAMED
 from roundscope.emu.roundings.modes import Overflow, RoundingMode
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES

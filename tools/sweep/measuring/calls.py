@@ -235,6 +235,8 @@ def unfused_plan(plan: Plan) -> Plan:
         key_order=KeyOrder.ASCENDING,
         row_sum=RowSum.PLAIN,
         split_tiles=0,
+        flushed_tiles=0,
+        normalized_last=False,
         backward_keys=0,
         row_sum_of=EXACT.row_sum_of,
         delta_from=EXACT.delta_from,

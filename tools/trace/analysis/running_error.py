@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention import Record, Site
-from roundscope.attention.alignment import shift_of
 from roundscope.attention.engines.fused import as_for
+from roundscope.attention.inputs.alignment import shift_of
 from roundscope.emu.api import dot
 from roundscope.emu.backends.numpy_rounding import rounded
 from roundscope.emu.roundings.modes import RoundingMode
@@ -148,7 +148,7 @@ def _row(seen: Observed, b: int, n: int, t: int, i: int) -> tuple[np.ndarray, np
     scores = 0 if request.causal else math.prod(layer.q.shape[:3]) * layer.k.shape[1]
     with as_for(scores):
         events = call(
-            row, cut(layer.k), cut(layer.v), None, whole, plan, seen.scale, record, **own
+            row, cut(layer.k), cut(layer.v), None, whole, plan, seen.scale, record=record, **own
         ).trace.events
     l = 1.0
     if not request.plan.normalise_first:  # LANES is the sum of all lanes, where L is one of them

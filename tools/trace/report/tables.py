@@ -4,7 +4,7 @@ import math
 
 from roundscope.attention.budget.table import ErrorBudget, Line
 from roundscope.attention.sites import PRODUCTS, Site
-from roundscope.attention.trace.summary import site_of
+from roundscope.attention.trace.parts import site_of
 from roundscope.tools.report.model import Table
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace.analysis.bias import Bias, Event

@@ -3,7 +3,7 @@
 from roundscope.attention import Plan
 from roundscope.attention.grammar.differences import differences
 from roundscope.attention.grammar.injections import injection_words
-from roundscope.attention.trace.summary import site_of
+from roundscope.attention.trace.parts import site_of
 from roundscope.emu.roundings.modes import Overflow
 from roundscope.tools.report.wording import listed
 from roundscope.tools.trace.analysis.bias import Event, Lean, threshold

@@ -12,7 +12,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from roundscope.attention.engines.kernels.hopper import GROUPS
 from roundscope.attention.engines.kernels.tiles import Exists
-from roundscope.attention.events.hook import Events
+from roundscope.attention.hook import Events
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup, events_at, tile_at
 from roundscope.emu.backends.kernels.held import Held

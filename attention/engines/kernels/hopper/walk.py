@@ -33,8 +33,8 @@ from roundscope.attention.engines.kernels.tiles import (
 )
 from roundscope.attention.plans.choices import QueryOrder
 from roundscope.attention.tiles.loops import Setup
-from roundscope.attention.tiles.records import Index
 from roundscope.emu.backends.kernels.warpgroups import ROWS
+from roundscope.events.place import Index
 
 REGISTERS, FEW = 240, 24  # of a thread that computes, and of one that copies
 State: TypeAlias = tuple[Array, ...]

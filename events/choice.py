@@ -10,10 +10,7 @@ fused kernels refuse, what `roundscope identify` tries, and the table of docs/re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeVar, cast
-
-if TYPE_CHECKING:
-    from roundscope.attention.plans.record import PlanRecord
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -58,7 +55,7 @@ class Choice:
     doc: str
     source: str
     called: str
-    refused: "Callable[[PlanRecord], str] | None"
+    refused: Callable[[Any], str] | None
     kernels: tuple[Any, ...] | None
     programs: tuple[Any, ...] | None
     moves: Moves
@@ -81,7 +78,7 @@ def choice(
     doc: str,
     source: str = "",
     called: str = "",
-    refused: "Callable[[PlanRecord], str] | None" = None,
+    refused: Callable[[Any], str] | None = None,
     kernels: tuple[Any, ...] | None = None,
     programs: tuple[Any, ...] | None = None,
     moves: Moves | None = None,

@@ -1,4 +1,4 @@
-"""`Record` says what a trace keeps besides its summaries; a `Recorder` collects it, tile by tile.
+"""`RecordBase` says what a trace keeps besides its summaries; a `Recorder` collects it, by places.
 
 A trace summarizes the rounding events of each site. A sample of the events may be enough for that:
 the tiles of the sample are "looked at", and the other tiles are not (`attention.tiles.sample`).
@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from roundscope.attention.sites import PRODUCTS, Axes, Site, site_named
-from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array, Event, Ops
 from roundscope.emu.formats.format import Format
-from roundscope.emu.numbers import check_array, is_whole
+from roundscope.emu.numbers import check_array
 from roundscope.emu.shown import shown
 from roundscope.emu.sums.accumulator import Order
+from roundscope.events.place import Place
+from roundscope.events.sites import SiteBase
 
 ERRORS = 3  # how many sums of `Ops.stats` (error, |error|, error^2) precede the sums in ulps
-STEPS_OF_SCORES = (Site.PV, Site.ROWSUM, Site.DQ, Site.DV, Site.DK)  # sums over scores
 
 # The summary of one site's events in one tile or head: counts (by `COUNTS`), sums (by `SUMS`), the
 # largest error in ulps, the flat index of its event, and the errors in ulps summed over each row.
@@ -30,82 +29,43 @@ Seen = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """What a trace keeps besides the summary of every site.
-
-    `Record()` keeps only the summaries, which is what `examine` does by default. A record never
-    changes a bit of a result.
+class RecordBase:
+    """What a trace keeps besides the summary of every site; a record of an operation's own sites.
 
     Args:
-        events: Sites whose single events are kept in `Trace.events`. Each event is kept as its
-            values before and after the rounding.
-        ones: Sites for which `Trace.ones` counts the results that equal 1, per row and tile.
-        steps: Sums of products (`PRODUCTS`) whose single additions are summarized too, under the
-            name "<SITE>.step" in `Trace.stats` and `Trace.rows`.
-        away: Whether `Trace.away` has the errors of each row counted away from zero as well.
-        every: 1 (default) summarizes all events. A larger number, here called n, summarizes a
-            sample of one tile in n^2: every n-th query tile of each head, and for each of these
-            every n-th key tile. For the events of the sums dK and dV it is every n-th key tile, and
-            for each of these every n-th query tile. `attention.tiles.sample` says which tiles these
-            are. Events that happen only once per head, and not in every tile, are summarized in the
-            rows of the sampled tiles.
-
-    `events`, `ones` and `steps` are tuples of sites, or any other collections of them. A site is a
-    `Site` or its name in upper or lower case. A `Record` itself accepts sites that a plan does not
-    have; the call that gets both checks them and may refuse the record.
-
-    With a sample, the summaries, `ones` and `steps` contain the sampled events only, but `events`
-    still contains all. The sample is the same on every engine. The field n of `Stats` is the number
-    of events in it. Under a mask, including a causal one, a tile has fewer events or none, so this
-    number can be 0 for a single head. With engine="pallas", the fused kernels run a second time for
-    one query tile in `every`, over all its key tiles. They write the events of a sample of the
-    tiles to memory, or of all tiles a summary of each row (of fewer than 1,024 columns; else the
-    events), and the events that are asked for.
-
-    Raises:
-        TypeError: `events`, `ones` or `steps` is not a collection of sites but, for example, a
-            single site or its name, a number, or None.
-        ValueError: A name is not a site, `steps` names a site that is not a sum of products, or
-            `every` is not a whole number of at least 1.
-
-    Example:
-        >>> from roundscope.attention import Record, Site
-        >>> record = Record(events=("p", Site.O), steps=("PV",))
-        >>> record.events == (Site.P, Site.O), record.steps == (Site.PV,), record.every
-        (True, True, 1)
-        >>> Record(events="P")
-        Traceback (most recent call last):
-            ...
-        TypeError: events='P': give a tuple of sites, such as ('P',)
+        events: Sites whose single events are kept, each as its values before and after.
+        ones: Sites for which the results that equal 1 are counted.
+        steps: Sums of products whose single additions are summarized too.
+        away: Whether the errors of each row are also counted away from zero.
     """
 
-    events: tuple[Site, ...] = ()
-    ones: tuple[Site, ...] = ()
-    steps: tuple[Site, ...] = ()
+    events: tuple[Any, ...] = ()
+    ones: tuple[Any, ...] = ()
+    steps: tuple[Any, ...] = ()
     away: bool = False
-    every: int = 1
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.away, bool):
-            raise TypeError(f"away={shown(self.away)}: give True or False")
-        if not (is_whole(self.every) and 1 <= self.every < 2**31):
-            raise ValueError(
-                f"every={shown(self.every)}: a whole number, one tile in so many, both ways;"
-                " 1 for all"
-                " events"
-            )
-        for name in ("events", "ones", "steps"):
-            object.__setattr__(self, name, _sites(name, getattr(self, name)))
-        if others := [site for site in self.steps if site not in PRODUCTS]:
-            raise ValueError(
-                f"steps={', '.join(others)}: steps are of sums of products: {' '.join(PRODUCTS)}"
-            )
 
 
-def _sites(name: str, asked: Any) -> tuple[Site, ...]:
+def check_record(record: RecordBase, sites: type[SiteBase], products: tuple[SiteBase, ...]) -> None:
+    """Put sites in the place of names in a record.
+
+    Raises:
+        TypeError: `events`, `ones` or `steps` is not a collection of sites.
+        ValueError: A name is not a site, or `steps` names a site that is not a sum of products.
+    """
+    if not isinstance(record.away, bool):
+        raise TypeError(f"away={shown(record.away)}: give True or False")
+    for name in ("events", "ones", "steps"):
+        object.__setattr__(record, name, _sites(sites, name, getattr(record, name)))
+    if others := [site for site in record.steps if site not in products]:
+        raise ValueError(
+            f"steps={', '.join(others)}: steps are of sums of products: {' '.join(products)}"
+        )
+
+
+def _sites(sites: type[SiteBase], name: str, asked: Any) -> tuple[SiteBase, ...]:
     """Return the sites of the argument `name`, given as sites or their names.
 
-    A string is refused although it is a collection of letters. This includes a single `Site`, which
+    A string is refused although it is a collection of letters. This includes a single site, which
     is a string.
     """
     if isinstance(asked, (str, bytes)):
@@ -118,7 +78,7 @@ def _sites(name: str, asked: Any) -> tuple[Site, ...]:
         told = f"{name}={shown(asked)}: give a tuple of sites, such as ('P', 'O'), or () for none"
         raise TypeError(told) from None
     try:
-        return tuple(map(site_named, given))
+        return tuple(map(sites.named, given))
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 
@@ -129,15 +89,15 @@ class Recorder:
 
     ops, tile   the array library and the tile whose events these are
     record      what is asked for
-    kept        the events to summarize, each with its name and the scales of its blocks (None where
-                its site has no block format)
+    kept        the events to summarize, each with its name, its site and the scales of its blocks,
+                which are None where the site has no block format
     others      what is returned as it is, without a summary, by name: ones, single events, steps
     """
 
     ops: Ops
-    tile: Tile
-    record: Record
-    kept: list[tuple[str, Event, Array | None]] = field(default_factory=list)
+    tile: Place
+    record: RecordBase
+    kept: list[tuple[str, SiteBase, Event, Array | None]] = field(default_factory=list)
     others: Seen = field(default_factory=dict)
 
     def seen(self) -> Seen:
@@ -147,16 +107,16 @@ class Recorder:
         elements, which are the numbers divided by the scale of their block. The other errors are
         those of the numbers themselves.
         """
-        in_blocks = [event for _, event, unit in self.kept if unit is not None]
+        in_blocks = [event for _, _, event, unit in self.kept if unit is not None]
         own = [
             event if unit is None else _in_units(self.ops, event, unit)
-            for _, event, unit in self.kept
+            for _, _, event, unit in self.kept
         ]
         if not own:
             return self.others
         found = self.ops.stats([*own, *in_blocks])
         summaries, numbers = found[: len(own)], iter(found[len(own) :])
-        for n, (_, _, unit) in enumerate(self.kept):
+        for n, (_, _, _, unit) in enumerate(self.kept):
             if unit is not None:
                 counts, sums, *rest = summaries[n]
                 summaries[n] = (
@@ -165,11 +125,14 @@ class Recorder:
                     *rest,
                 )
         names = [name for name, *_ in self.kept]
-        of_all = [self._of_all_rows(*x) for x in zip(names, own, summaries, strict=True)]
+        of_all = [
+            self._of_all_rows(site, event, summary)
+            for (_, site, *_), event, summary in zip(self.kept, own, summaries, strict=True)
+        ]
         return dict(zip(names, of_all, strict=True)) | self.others
 
     def keep(
-        self, name: str, site: Site, before: Array, after: Array, f: Format, unit: Array | None
+        self, name: str, site: SiteBase, before: Array, after: Array, f: Format, unit: Array | None
     ) -> None:
         """Keep an event of a site under a name, to be summarized by `seen`.
 
@@ -189,9 +152,9 @@ class Recorder:
         if self.ops.seen is not None:
             self.others[name] = self.ops.seen(name, (x, y, f, valid))
         else:
-            self.kept.append((name, (x, y, f, valid), unit))
+            self.kept.append((name, site, (x, y, f, valid), unit))
             if self.record.away:
-                self.kept.append((f"{name}.away", (*self._positive(x, y), f, valid), unit))
+                self.kept.append((f"{name}.away", site, (*self._positive(x, y), f, valid), unit))
 
     def _positive(self, before: Array, after: Array) -> tuple[Array, Array]:
         """Return an event with the signs of both numbers changed where the first is negative.
@@ -201,7 +164,7 @@ class Recorder:
         xp, is_negative = self.ops.xp, before < 0.0
         return xp.where(is_negative, -before, before), xp.where(is_negative, -after, after)
 
-    def _seen(self, site: Site) -> Array:
+    def _seen(self, site: SiteBase) -> Array:
         """Return which entries of an event exist and are looked at, (rows, columns or 1)."""
         valid, side = self.tile.valid(site), self.tile.looked_at(site)
         return (
@@ -210,20 +173,20 @@ class Recorder:
             else valid & (side.is_seen if side.rows is None else side.is_seen[:, None])
         )
 
-    def _of_all_rows(self, name: str, event: Event, summary: Summary) -> Summary:
+    def _of_all_rows(self, site: SiteBase, event: Event, summary: Summary) -> Summary:
         """Return the summary of an event with row numbers and row sums of the whole tile.
 
         `summary` has only the rows that are looked at. In the result the index of the largest error
         counts all rows, and the sum of a row that is not looked at is 0.
         """
-        side = self.tile.looked_at(Site[name.partition(".")[0]])
+        side = self.tile.looked_at(site)
         if side is None or side.rows is None:
             return summary
         (counts, sums, peak, place, row), xp, width = summary, self.ops.xp, event[0].shape[1]
         place = xp.where(place < 0, place, side.rows[place // width] * width + place % width)
         return counts, sums, peak, place, side.spread(xp, row)
 
-    def wants_steps(self, site: Site, order: Order) -> bool:
+    def wants_steps(self, site: SiteBase, order: Order) -> bool:
         """Return whether the additions of the sum at a site are asked for and can be observed.
 
         The additions of a native sum (`Order.NATIVE`) cannot be observed, since the device makes
@@ -231,7 +194,9 @@ class Recorder:
         """
         return site in self.record.steps and order is not Order.NATIVE
 
-    def keep_steps(self, site: Site, order: Order, before: Array, after: Array, f: Format) -> None:
+    def keep_steps(
+        self, site: SiteBase, order: Order, before: Array, after: Array, f: Format
+    ) -> None:
         """Add the additions of a sum at a site to the summary of the sum's earlier additions.
 
         before, after: the running totals before and after their rounding to the format f, shaped
@@ -255,16 +220,14 @@ class Recorder:
                 merged(self.ops.xp, self.others[name], new) if name in self.others else new
             )
 
-    def _valid_steps(self, site: Site, order: Order) -> Array:
+    def _valid_steps(self, site: SiteBase, order: Order) -> Array:
         """Return which additions exist and are looked at.
 
-        The result broadcasts to (products, rows, columns). A masked score has no addition in a sum
-        over scores that adds one product after the other.
+        The result broadcasts to (products, rows, columns).
         """
-        if order is not Order.ASCENDING or site not in STEPS_OF_SCORES:
+        exists, side = self.tile.valid_steps(site, order), self.tile.looked_at(site)
+        if exists is None:
             return self._seen(site)[None]
-        mask, side = self.tile.mask, self.tile.looked_at(site)
-        exists = (mask if site.axes is Axes.SH else mask.T)[:, :, None]
         return exists if side is None else exists & side.is_seen
 
 

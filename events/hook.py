@@ -9,23 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
+from typing import Generic, TypeVar
 
-from roundscope.attention.events.recorder import Recorder, Seen
-from roundscope.attention.injection import (
-    AddUlps,
-    Bias,
-    Exact,
-    FlipBit,
-    Injection,
-    Noise,
-    SetTo,
-    Where,
-)
-from roundscope.attention.plans.choices import Reciprocal
-from roundscope.attention.plans.plan import Plan
-from roundscope.attention.sites import BLOCK_AXIS, RESCALES, Axes, Site
-from roundscope.attention.tiles.records import Index
-from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import ANY_PRODUCT, Array, Ops
 from roundscope.emu.blocks.by_reciprocal import (
     divides_in_binary32,
@@ -38,12 +23,30 @@ from roundscope.emu.formats.spacing import spacing
 from roundscope.emu.roundings.modes import BINARY64, Rounding, RoundingMode
 from roundscope.emu.roundings.random import event_bits
 from roundscope.emu.sums.accumulator import Accumulator, accumulate
+from roundscope.events.injection import (
+    AddUlps,
+    Bias,
+    Exact,
+    FlipBit,
+    InjectionBase,
+    Noise,
+    SetTo,
+    Where,
+)
+from roundscope.events.place import Index, Place
+from roundscope.events.plan import BasePlan
+from roundscope.events.recorder import Recorder, Seen
+from roundscope.events.sites import SiteBase
 
 _WHOLE = Accumulator(step=BINARY64)
 
 
+P = TypeVar("P", bound=BasePlan, covariant=True)
+T = TypeVar("T", bound=Place, covariant=True)
+
+
 @dataclass(frozen=True, slots=True)
-class Events:
+class Events(Generic[P, T]):
     """The rounding events of one tile; calling `at(site, value)` performs the event of a site.
 
     ops, plan  the array library, and the plan that gives each site its format
@@ -80,14 +83,14 @@ class Events:
     """
 
     ops: Ops
-    plan: Plan
-    tile: Tile
-    inject: tuple[Injection, ...]
+    plan: P
+    tile: T
+    inject: tuple[InjectionBase, ...]
     recorder: Recorder | None
     sink: Array | None = None
 
     def __call__(
-        self, site: Site, value: Array, exact: Array | None = None, kept: Array | None = None
+        self, site: SiteBase, value: Array, exact: Array | None = None, kept: Array | None = None
     ) -> Array:
         """Return the value rounded by the plan and perturbed by the injections at this site.
 
@@ -118,26 +121,25 @@ class Events:
             self.recorder.keep(str(site), site, value, after, r.format, unit)
         return after
 
-    def _may_happen_everywhere(self, site: Site, r: Rounding, kept: Array | None) -> bool:
+    def _may_happen_everywhere(self, site: SiteBase, r: Rounding, kept: Array | None) -> bool:
         """Return whether the event may be applied to all entries, also those that do not exist.
 
-        It may if all entries exist. At the sites that the tile lists as `anywhere`, it also may if
-        the rounding does not change the entries that do not exist; these are 0, infinite or NaN, or
-        scores that are masked later and recorded nowhere. Two kinds of events may not. DP and DPD
-        are multiplied by P = 0 at masked scores, and the product would be NaN if the rounding made
-        them infinite. Events with `kept`, a sum so far, would turn its -0 into +0.
+        It may if all entries exist, or if the rounding does not change those that do not
+        (`Place.may_round_missing`): these are 0, infinite or NaN, or recorded nowhere. Events with
+        `kept`, a sum so far, may not, since they would turn its -0 into +0.
         """
-        if self.tile.is_whole and site not in RESCALES:
+        if self.tile.is_complete(site):
             return True
         if kept is not None:
             return False
-        disturbed = site in (Site.DP, Site.DPD) or any(
-            injection.site is site for injection in self.inject
+        return (
+            self.tile.may_round_missing(site)
+            and r.keeps_specials
+            and not any(injection.site is site for injection in self.inject)
         )
-        return site in self.tile.anywhere and r.keeps_specials and not disturbed
 
     def _rounded_in_blocks(
-        self, site: Site, value: Array, block: BlockFormat, random: Array | None
+        self, site: SiteBase, value: Array, block: BlockFormat, random: Array | None
     ) -> tuple[Array, Array]:
         """Return the value rounded in blocks, and the scale of each entry, with 1 in place of NaN.
 
@@ -145,15 +147,20 @@ class Events:
         """
         xp = self.ops.xp
         there = xp.where(self.tile.valid(site), value, 0.0)
-        is_product = self.plan.block_reciprocal is Reciprocal.RCP and divides_in_binary32(block)
+        is_product = self.plan.multiplies_by_reciprocal and divides_in_binary32(block)
         round_blocks = (
             partial(round_blocks_by_reciprocal, self.ops) if is_product else self.ops.round_blocks
         )
-        after, unit = round_blocks(there, block, BLOCK_AXIS[site], random)
+        after, unit = round_blocks(there, block, self.plan.BLOCK_AXIS[site], random)
         return after, xp.where(xp.isnan(unit), 1.0, unit)
 
     def sum(
-        self, site: Site, a: Array, b: Array, init: Array | None = None, event: Site | None = None
+        self,
+        site: SiteBase,
+        a: Array,
+        b: Array,
+        init: Array | None = None,
+        event: SiteBase | None = None,
     ) -> tuple[Array, Array | None]:
         """Return init + a @ b by the site's accumulator, before the event's own rounding.
 
@@ -195,7 +202,7 @@ class Events:
                 recorder.keep_steps(site, acc.order, before, after, acc.step.format)
         return total, self._exact_sum(event or site, a, b, start)
 
-    def _exact_sum(self, event: Site, a: Array, b: Array, init: Array) -> Array | None:
+    def _exact_sum(self, event: SiteBase, a: Array, b: Array, init: Array) -> Array | None:
         """Return init + a @ b in binary64, or None without an Exact() injection at the event."""
         if not any(i.site is event and isinstance(i.what, Exact) for i in self.inject):
             return None
@@ -205,7 +212,7 @@ class Events:
             else self.ops.own_sum(_WHOLE, a, b, init)
         )
 
-    def product(self, site: Site, a: Array, b: Array, init: Array | None = None) -> Array:
+    def product(self, site: SiteBase, a: Array, b: Array, init: Array | None = None) -> Array:
         """Return init + a @ b, added by the site's accumulator and rounded by its event.
 
         Where the event does not exist, the result is `init`.
@@ -216,11 +223,11 @@ class Events:
         """Return what was recorded of the tile so far, by name; empty without a recorder."""
         return {} if self.recorder is None else self.recorder.seen()
 
-    def _random(self, site: Site, seed: int, shape: tuple[int, ...], step: Index = 0) -> Array:
+    def _random(self, site: SiteBase, seed: int, shape: tuple[int, ...], step: Index = 0) -> Array:
         """Return the random bits of the event, or, if step > 0, of that addition of its sum."""
         return random_bits(self.ops.xp, self.tile, site, seed, shape, step)
 
-    def _stochastic_step(self, site: Site, r: Rounding) -> Callable[[Index, Array], Array]:
+    def _stochastic_step(self, site: SiteBase, r: Rounding) -> Callable[[Index, Array], Array]:
         """Return the function (k, total) -> rounded total, k being the addition, counted from 0."""
         return lambda k, total: self.ops.round(
             total, r, self._random(site, r.seed, total.shape, k + 1)
@@ -238,7 +245,7 @@ TILE = 65536  # how far the column index of a repeated event moves on per tile
 
 
 def random_bits(
-    xp: ModuleType, tile: Tile, site: Site, seed: int, shape: tuple[int, ...], step: Index = 0
+    xp: ModuleType, tile: Place, site: SiteBase, seed: int, shape: tuple[int, ...], step: Index = 0
 ) -> Array:
     """Return the random integers in [0, 2^31) of a tile's event, an array of the given shape.
 
@@ -251,7 +258,7 @@ def random_bits(
     if site.stream >= STREAMS:
         step = step + LATER * (site.stream // STREAMS)
     rows, columns, repeated = tile.coordinates(xp, site, shape)
-    if site.axes is not Axes.TS:
+    if not site.has_columns:
         columns = columns + repeated * TILE
     return event_bits(
         xp, seed, tile.head * STREAMS + site.stream % STREAMS, rows, columns, step
@@ -260,8 +267,8 @@ def random_bits(
 
 def perturbed(
     ops: Ops,
-    tile: Tile,
-    injection: Injection,
+    tile: Place,
+    injection: InjectionBase,
     exact: Array,
     after: Array,
     f: Format,
@@ -280,8 +287,8 @@ def perturbed(
 
 def _hit(
     ops: Ops,
-    tile: Tile,
-    injection: Injection,
+    tile: Place,
+    injection: InjectionBase,
     exact: Array,
     after: Array,
     f: Format,
@@ -318,15 +325,16 @@ def _ulp(ops: Ops, x: Array, f: Format, unit: Array | None) -> Array:
     )
 
 
-def _selected(xp: ModuleType, tile: Tile, injection: Injection, shape: tuple[int, ...]) -> Array:
+def _selected(
+    xp: ModuleType, tile: Place, injection: InjectionBase, shape: tuple[int, ...]
+) -> Array:
     """Return which entries of the tile's event, an array of bool, the injection selects."""
     rows, second, repeated = tile.coordinates(xp, injection.site, shape)
-    is_score = injection.site.axes is Axes.TS
     chosen = [
         (injection.batch, tile.head // tile.heads),
         (injection.heads, tile.head % tile.heads),
         (injection.rows, rows),
-        (injection.columns if is_score else injection.features, second),
+        (injection.columns if injection.site.has_columns else injection.features, second),
         (injection.tiles, repeated),
     ]
     selected = xp.ones(shape, dtype=bool)

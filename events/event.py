@@ -1,6 +1,7 @@
 """How an event rounds: `Event`, a rounding of single numbers or of blocks, read from names."""
 
-from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, block_format, is_of_blocks
+from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, block_format
+from roundscope.emu.blocks.names import is_of_blocks
 from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.roundings.modes import Rounding, RoundingMode, rounding
 
