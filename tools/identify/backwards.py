@@ -31,7 +31,7 @@ KEPT = 4  # forwards that are kept
 OF_BACKWARD = [
     name
     for name, own in CHOICES.items()
-    if own.moves.backward and not own.moves.forward and name != "lse_base2"
+    if own.moves.backward and not own.moves.forward and name not in ("exponent_again", "lse_base2")
 ]
 
 
@@ -174,4 +174,5 @@ def _part(
         None if mask is None else mask[own, t, s],
         None if sink is None else sink[own],
     )
-    return setup, Residuals(inputs, Results(*(x[own, t] for x in given.results))), do[own, t]
+    results = Results(*(None if x is None else x[own, t] for x in given.results))
+    return setup, Residuals(inputs, results), do[own, t]

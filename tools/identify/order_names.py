@@ -27,6 +27,7 @@ ACCUMULATORS = (
     *(Accumulator(order=Order.OCTETS, chunk=n) for n in (2, 4, 8, 16)),
     *(Accumulator(order=Order.WARPS, chunk=n) for n in (1, 2, 4, 8)),
     *(Accumulator(order=Order.CASCADE, chunk=n) for n in (4, 8, 16)),
+    Accumulator(order=Order.LEVELS),
 )
 """The accumulators that a tree is compared with; those that come first are named first."""
 
@@ -40,6 +41,7 @@ NAMES = {
     Order.OCTETS: "in {} lanes of eight neighbors",
     Order.WARPS: "in warps whose threads add {} neighbors",
     Order.CASCADE: "in a cascade of vectors of {} lanes",
+    Order.LEVELS: "in levels of 16",
 }
 
 NAMELESS = "in no order that has a name here"

@@ -32,7 +32,9 @@ def of_twin(name):
     return Candidate(plan=TWINS[name].plan, block_q=TILE, block_k=2 * TILE)
 
 
-@pytest.mark.parametrize("name", ["fa2", "flex", "sdpa-efficient", "fa4-hopper", "cudnn-fp8"])
+@pytest.mark.parametrize(
+    "name", ["fa2", "flex", "sdpa-efficient", "fa4-hopper", "tokamax-mosaic", "cudnn-fp8"]
+)
 @pytest.mark.parametrize(
     "options",
     [
@@ -106,16 +108,16 @@ def test_scales_in_the_products_have_no_backward():
 
 
 def test_plans_that_share_a_forward_compute_it_once(monkeypatch):
-    """Another backward needs no other forward; another forward, or another L, does."""
+    """Another backward needs no other forward; another forward, another L, or m and l, does."""
     x, c = call(is_causal=True), of_twin("fa2")
     backwards = ["DS=bf16:to-odd", "DK.sum=exact", "gradient_scale=register"]
-    changes = [[], backwards, ["O=bf16"], ["LSE=bf16"]]
+    changes = [[], backwards, ["O=bf16"], ["LSE=bf16"], ["exponent_again=state"]]
     moved = [replace(c, plan=c.plan.changed(*words)) for words in changes]
     wanted = [emulated(m, x.q, x.k, x.v, x.do, **x.options) for m in moved]
     runs, forward = [], engine.forward
     monkeypatch.setattr(engine, "forward", lambda *given: runs.append(given) or forward(*given))
     of = Backwards(x)
-    for m, want, count in zip(moved, wanted, (1, 1, 2, 3), strict=True):
+    for m, want, count in zip(moved, wanted, (1, 1, 2, 3, 4), strict=True):
         got = of.gradients(m)
         assert len(runs) == count
         assert all(np.array_equal(got[n], getattr(want, n)) for n in got)
