@@ -14,7 +14,7 @@ def test_a_site_of_another_operation_is_refused():
     with pytest.raises(ValueError, match="another operation"):
         Plan.preset("fp32")[rms_norm.Site.X]  # type: ignore[index]
     with pytest.raises(ValueError, match="another operation"):
-        rms_norm.fp32().at(Site.X, "bf16")
+        rms_norm.torch_cpu().at(Site.X, "bf16")
 
 
 def test_a_plan_of_another_operation_is_refused():
