@@ -36,6 +36,9 @@ ORDERS = tuple(
         (Order.OCTETS, 2),
         (Order.OCTET_PAIRS, 2),
         (Order.WARPS, 2),
+        (Order.QUAD_WARPS, 2),
+        (Order.OCTET_WARPS, 2),
+        (Order.BLOCK, 2),
         (Order.CASCADE, 2),
     )
 )
@@ -88,6 +91,18 @@ def folded(acc: Accumulator, terms: tuple[float, ...], init: float) -> float:
         for x in terms:
             total = r(total + r(0.0 + x))
         return r(init + total)
+    if acc.order in (Order.QUAD_WARPS, Order.OCTET_WARPS):  # one thread of 32 has other than +0
+        total = r(a)
+        for x in (*terms[1:], *[0.0] * ((4 if acc.order is Order.QUAD_WARPS else 8) - len(terms))):
+            total = r(total + x)
+        for _ in range(5):
+            total = r(total + 0.0)
+        return r(init + total)
+    if acc.order is Order.BLOCK:  # a thread for each term, and three sums of +0 in each
+        threads = [r(0.0 + x) for x in terms]
+        for _ in range(3):
+            threads = [r(x + 0.0) for x in threads]
+        return r(init + (threads[0] if b is None else r(threads[0] + threads[1])))
     assert acc.order is Order.WARPS
     total = r(a + (0.0 if b is None else b))
     for _ in range(5):  # 32 threads by halves: all others have +0

@@ -1,6 +1,4 @@
-"""How threads of a GPU add, and lanes of a CPU: strided, octets, octet-pairs, warps and cascade,
-against loops in float32.
-"""
+"""How threads of a GPU add, and lanes of a CPU, against loops in float32."""
 
 import functools
 import itertools
@@ -22,6 +20,9 @@ ACCUMULATORS = (
     *(Accumulator(order=Order.WARPS, chunk=n) for n in (4, 8, 1)),
     *(Accumulator(order=Order.OCTET_PAIRS, chunk=n) for n in (5, 16)),
     *(Accumulator(order=Order.CASCADE, chunk=n) for n in (4, 8)),
+    *(Accumulator(order=Order.QUAD_WARPS, chunk=n) for n in (64, 5)),
+    *(Accumulator(order=Order.OCTET_WARPS, chunk=n) for n in (64, 5)),
+    *(Accumulator(order=Order.BLOCK, chunk=n) for n in (32, 128)),
 )
 accumulators = pytest.mark.parametrize("acc", ACCUMULATORS, ids=lambda a: f"{a.order}{a.chunk}")
 ZERO = np.float32(0.0)
@@ -94,6 +95,45 @@ def of_warps(x: list[Any], count: int) -> Any:
     return by_halves([by_halves(threads[w : w + 32]) for w in range(0, len(threads), 32)])
 
 
+def of_reads(x: list[Any], threads: int, own: int) -> Any:
+    """Thread n reads the numbers whose place divided by `own` is n, modulo the threads, as a loop
+    over all numbers does; threads without a number have 0, and fill the last warp.
+    """
+    sums = [ZERO] * (-(-threads // 32) * 32)
+    for place, number in enumerate(x):
+        sums[place // own % threads] = sums[place // own % threads] + number
+    return by_halves([by_halves(sums[w : w + 32]) for w in range(0, len(sums), 32)])
+
+
+def of_block(x: list[Any], width: int) -> Any:
+    """Threads (column, row) of a block of 512, as its launch and its loops are written in ATen."""
+    count, rows = len(x), 512 // width
+    vectors = count > 128
+    power = 1
+    while 2 * power <= (count // 4 if vectors else count):
+        power *= 2
+    columns = min(power, width)
+    rows = rows if rows > 1 and math.ceil(count / columns) >= min(16 * rows, 256) else 1
+    found = []
+    for row in range(rows):
+        of_row = []
+        for column in range(columns):
+            four, start = [ZERO] * 4, column + columns * row
+            if vectors:
+                for read in range(start, count // 4, columns * rows):
+                    for n in range(4):
+                        four[n] = four[n] + x[4 * read + n]
+                tail = count - count % 4 + column
+                if row == 0 and tail < count:
+                    four[0] = four[0] + x[tail]
+            else:
+                for n, place in enumerate(range(start, count, columns * rows)):
+                    four[n % 4] = four[n % 4] + x[place]
+            of_row.append(((four[0] + four[1]) + four[2]) + four[3])
+        found.append(by_halves(of_row))
+    return by_halves(found)
+
+
 def of_cascade(x: list[Any], lanes: int) -> Any:
     """One counter for each of four levels, as an odometer: number n of a sum goes to level 0, which
     empties itself into level 1 after every 16th, and so on.
@@ -130,6 +170,9 @@ LOOPS = {
     Order.OCTET_PAIRS: of_octet_pairs,
     Order.WARPS: of_warps,
     Order.CASCADE: of_cascade,
+    Order.QUAD_WARPS: functools.partial(of_reads, own=4),
+    Order.OCTET_WARPS: functools.partial(of_reads, own=8),
+    Order.BLOCK: of_block,
 }
 
 
@@ -193,7 +236,9 @@ def test_the_orders_are_not_one_another() -> None:
 
 
 @pytest.mark.parametrize(
-    "acc", [ACCUMULATORS[n] for n in (3, 6, 8, 11, 14)], ids=lambda a: f"{a.order}{a.chunk}"
+    "acc",
+    [ACCUMULATORS[n] for n in (3, 6, 8, 11, 14, 15, 17, 19)],
+    ids=lambda a: f"{a.order}{a.chunk}",
 )
 def test_under_jax_too(acc: Accumulator) -> None:
     """An addition that XLA moves or contracts."""
@@ -313,5 +358,14 @@ def test_in_binary64_a_sum_of_integers_is_exact(acc: Accumulator) -> None:
 def test_names_say_the_lanes() -> None:
     """strided32 and strided8 printed as one."""
     said = [str(Accumulator(order=o, chunk=8)) for o in LOOPS]
-    names = ("strided", "octets", "octet-pairs", "warps", "cascade")
+    names = (
+        "strided",
+        "octets",
+        "octet-pairs",
+        "warps",
+        "cascade",
+        "quad-warps",
+        "octet-warps",
+        "block",
+    )
     assert said == [f"{name}[8] fp32" for name in names]
