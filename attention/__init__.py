@@ -18,12 +18,12 @@ from roundscope.attention.plans.named import preset
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import PRESETS
 from roundscope.attention.plans.sizes import plan_of_call
-from roundscope.attention.readers import READERS
 from roundscope.attention.recording import Record
 from roundscope.attention.rows import row_sums
 from roundscope.attention.sites import PRODUCTS, Axes, Site
 from roundscope.attention.trace.summary import Trace
 from roundscope.events.injection import AddUlps, Bias, Exact, FlipBit, Noise, SetTo
+from roundscope.events.readers import READERS
 
 if TYPE_CHECKING:
     from roundscope.attention.plans.traced import head_plans, reseeded

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from roundscope.attention.readers import READERS
 from roundscope.attention.sites import Axes, Site, site_named
 from roundscope.emu.shown import shown
 from roundscope.events.injection import InjectionBase
+from roundscope.events.readers import READERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

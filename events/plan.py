@@ -10,16 +10,17 @@ fix it.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.numbers import check_seed
-from roundscope.emu.roundings.modes import Rounding, RoundingMode
+from roundscope.emu.roundings.modes import BF16, FP16, Rounding, RoundingMode
 from roundscope.emu.shown import shown
 from roundscope.emu.sums.accumulator import Accumulator, check_accumulator
 from roundscope.events.choice import Choice, choices_of
 from roundscope.events.event import Event, event_to, precision_of
+from roundscope.events.readers import READERS
 from roundscope.events.sites import SiteBase
 
 
@@ -331,6 +332,40 @@ class BasePlan:
         new[self.PRODUCTS.index(self._product(site))] = accumulator
         return replace(self, name=_edited(self.name), accumulators=tuple(new))
 
+    def changed(self, *changes: str, seed: int | None = None) -> Self:
+        """Return the plan with changes given in words (docs/reference/grammar.md), as on the
+        command line.
+
+        Args:
+            changes: Changes, which are applied from left to right. One string may hold several,
+                separated by blanks. SITE=FORMAT[:MODE[:OVERFLOW]] and
+                SITE=BLOCK_FORMAT[:RULE][:MODE] set the rounding of a site; in place of SITE, the
+                words inputs, forward and backward mean all sites of that stage.
+                SITE.sum=ACCUMULATOR sets the accumulator of a sum. The words mode= exp= delta_from=
+                stabilizer= key_order= unfused= only= but= plan= and the others of
+                docs/reference/grammar.md change everything else.
+            seed: Seed of every stochastic rounding, including the steps of sums, from 0 to
+                2^32 - 1. None keeps the seeds of the plan.
+
+        Returns:
+            The new plan. Its name ends in a star if anything but the seed was changed.
+
+        Raises:
+            ValueError: A word is unknown, or names a site that the plan never reaches. The message
+                names the word and how to fix it.
+            TypeError: A change is not a string.
+
+        Example:
+            >>> from roundscope.attention import Plan, Site
+            >>> plan = Plan.preset("fa2-bf16").changed(
+            ...     "O=bf16:stochastic PV.sum=hopper:bf16", "delta_from=P_DP", seed=7
+            ... )
+            >>> str(plan[Site.O].mode), plan[Site.O].seed, str(plan.delta_from)
+            ('stochastic', 7, 'P_DP')
+        """
+        plan: Self = READERS["changes"](self, changes, seed)
+        return plan
+
     def seeded(self, seed: int) -> Self:
         """Return the plan with one seed in every stochastic rounding, including the steps of sums.
 
@@ -368,6 +403,20 @@ class BasePlan:
             known = " ".join(self.PRODUCTS)
             raise ValueError(f"site={site}: not a sum of products; those are {known}")
         return site
+
+
+P = TypeVar("P", bound=BasePlan)
+
+
+def half(plan: P) -> P:
+    """Return a plan with FP16 in place of BF16 everywhere, on tensor cores of FP16."""
+    halved = plan.rounded({site: FP16 for site in plan.SITES if plan[site] == BF16})
+    for site in plan.FACTORS:
+        kept = halved.accumulator(site)
+        if kept.alignment is not None and kept.alignment.operand.name == "bf16":
+            core = replace(Accumulator.tensor_core("hopper", "fp16"), chunk=kept.chunk)
+            halved = halved.adding(site, core)
+    return replace(halved, name=plan.name)
 
 
 def _check_lengths(plan: BasePlan) -> None:

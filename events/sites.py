@@ -79,3 +79,7 @@ class Axes(StrEnum):
     """One entry per row, (R,)."""
     F = "features"
     """One entry per feature, (F,)."""
+    GF = "outputs x features"
+    """One entry per feature of each row of a matrix of parameters, (G, F)."""
+    ONE = "the call"
+    """One entry, (1,)."""

@@ -1,7 +1,26 @@
 """The operations by name; attention has calls of its own (`roundscope.attention`)."""
 
+from roundscope.operations.embedding import EMBEDDING
+from roundscope.operations.gated import SILU, SILU_MUL
+from roundscope.operations.linear import LINEAR
+from roundscope.operations.losses import CROSS_ENTROPY, LOG_SOFTMAX
 from roundscope.operations.operation import Operation
+from roundscope.operations.residual import ADD
 from roundscope.operations.rms_norm import RMS_NORM
+from roundscope.operations.rope import ROPE
 
-OPERATIONS: dict[str, Operation] = {own.name: own for own in (RMS_NORM,)}
+OPERATIONS: dict[str, Operation] = {
+    own.name: own
+    for own in (
+        EMBEDDING,
+        RMS_NORM,
+        LINEAR,
+        ROPE,
+        SILU,
+        SILU_MUL,
+        ADD,
+        LOG_SOFTMAX,
+        CROSS_ENTROPY,
+    )
+}
 """The operations by name."""

@@ -9,9 +9,11 @@ arrays of numbers in binary64, in NumPy and in JAX. Each result that a kernel ma
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from roundscope.emu.backends.ops import Array
+from roundscope.emu.roundings.modes import BF16, BINARY32, BINARY64
 from roundscope.events.plan import BasePlan
 from roundscope.events.sites import SiteBase
 
@@ -33,7 +35,7 @@ class Value(NamedTuple):
     name      its name
     site      the event that rounds it; None for whole numbers, which are not rounded
     shape     how it is shaped
-    optional  whether a call may leave it out, an input that is then None
+    optional  whether a call may leave it out, an input that is then None, or does not return it
     """
 
     name: str
@@ -54,10 +56,11 @@ class Operation:
         inputs: What it reads, in the order in which `forward` takes it.
         outputs: What it returns, in the order of `forward`.
         forward: The equations: a function (at, settings, *inputs) -> outputs, with an
-            `events.hook.Events` of its plan as `at`, on arrays of binary64.
-        backward: The equations of the gradients: a function (at, settings, inputs, outputs,
-            gradients of the outputs) -> a dictionary of gradients by the name of the input; None if
-            it has none. `at` is the same, and inputs and outputs are those of `forward`, rounded.
+            `events.hook.Events` of its plan as `at`, on arrays of binary64. Behind the outputs it
+            may return what `backward` reads.
+        backward: The equations of the gradients: a function (at, settings, what `forward` returns
+            behind the outputs, gradients of the outputs) -> a dictionary of gradients by the name
+            of the input; None if it has none. `at` is the same.
         settings: What a call says beside arrays and has no arithmetic, such as eps, with defaults.
         published: Functions that make its plans, by name: "exact", "fp32" and those of
             implementations, each with its source in its docstring.
@@ -74,6 +77,28 @@ class Operation:
     settings: Mapping[str, Any] = field(default_factory=dict)
     published: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     moved: tuple[SiteBase, ...] = ()
+
+
+P = TypeVar("P", bound=BasePlan)
+
+
+def in_bf16(plan: type[P], name: str, *sites: SiteBase) -> P:
+    """Return the plan in which these events round to BF16, and all others to binary32."""
+    return plan.everywhere(name, BINARY32).rounded(dict.fromkeys(sites, BF16), name)
+
+
+def published(plan: type[P], *makers: Callable[[], P]) -> dict[str, Callable[[], P]]:
+    """Return functions that make the plans of an operation, by name.
+
+    makers: functions whose name, with - in place of _, is that of their plan. Before them come
+        "exact", which is in binary64, and "fp32", in which every event and every step of a sum
+        rounds to binary32.
+    """
+    return {
+        "exact": partial(plan.everywhere, "exact", BINARY64),
+        "fp32": partial(plan.everywhere, "fp32", BINARY32),
+        **{make.__name__.replace("_", "-"): make for make in makers},
+    }
 
 
 class Call(NamedTuple):

@@ -2,22 +2,24 @@
 
 Implementations differ in the type in which the mean is computed, in the order of its sum, in the
 root, and in whether the normalized x is cast to the type of x before or after it is multiplied by
-the weight.
+the weight. A residual may be added to x before, as kernels of both in one do.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, ClassVar
 
 from roundscope.emu.backends.ops import Array
-from roundscope.emu.roundings.modes import BF16, BINARY32, BINARY64
+from roundscope.emu.roundings.modes import BF16
+from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.events.choice import Moves, choice
 from roundscope.events.hook import Events
 from roundscope.events.place import Rows
 from roundscope.events.plan import BasePlan
 from roundscope.events.sites import Axes, SiteBase
-from roundscope.operations.operation import Operation, Shape, Value
+from roundscope.operations.functions import constant
+from roundscope.operations.operation import Operation, Shape, Value, in_bf16, published
 
 
 class Site(SiteBase):
@@ -25,6 +27,8 @@ class Site(SiteBase):
 
     X = "X", "x", Axes.RF, "inputs", 0
     W = "W", "weight", Axes.F, "inputs", 1
+    RES = "RES", "residual", Axes.RF, "inputs", 12
+    ADD = "ADD", "X + RES, in place of X from here on", Axes.RF, "forward", 13
     SQ = "SQ", "X X", Axes.RF, "forward", 2
     SS = "SS", "sum_f SQ", Axes.R, "forward", 3
     MS = "MS", "SS / F", Axes.R, "forward", 4
@@ -33,8 +37,27 @@ class Site(SiteBase):
     RS = "RS", "1 / SD, or 1 / sqrt(VE) in one", Axes.R, "forward", 7
     XN = "XN", "X RS", Axes.RF, "forward", 8
     XC = "XC", "XN as it is multiplied by the weight", Axes.RF, "forward", 9
-    W1 = "W1", "W, or 1 + W", Axes.F, "forward", 10
-    OUT = "OUT", "XC W1", Axes.RF, "forward", 11
+    W1 = "W1", "1 + W", Axes.F, "forward", 10
+    XW = "XW", "XC W1", Axes.RF, "forward", 14
+    OUT = "OUT", "XW, or XC without a weight", Axes.RF, "forward", 11
+    DOUT = "DOUT", "gradient of OUT", Axes.RF, "inputs", 15
+    DSUM = "DSUM", "gradient of ADD as it is used elsewhere", Axes.RF, "inputs", 16
+    DXW = "DXW", "DOUT as it is multiplied", Axes.RF, "backward", 17
+    DWR = "DWR", "DXW XC", Axes.RF, "backward", 18
+    DW = "DW", "sum_r DWR", Axes.F, "backward", 19
+    DWO = "DWO", "DW as it is stored", Axes.F, "backward", 20
+    DXC = "DXC", "DXW W1", Axes.RF, "backward", 21
+    DR = "DR", "DXC X", Axes.RF, "backward", 22
+    DRS = "DRS", "sum_f DR", Axes.R, "backward", 23
+    RS2 = "RS2", "RS RS", Axes.R, "backward", 24
+    RS3 = "RS3", "RS2 RS", Axes.R, "backward", 25
+    DVE = "DVE", "-DRS / 2 RS3", Axes.R, "backward", 26
+    DMS = "DMS", "DVE / F", Axes.R, "backward", 27
+    DX1 = "DX1", "DXC RS", Axes.RF, "backward", 28
+    DX2 = "DX2", "DMS 2 X", Axes.RF, "backward", 29
+    DX = "DX", "DX1 + DX2", Axes.RF, "backward", 30
+    DXO = "DXO", "DX as it is stored", Axes.RF, "backward", 31
+    DADD = "DADD", "DXO + DSUM", Axes.RF, "backward", 32
 
 
 class Root(StrEnum):
@@ -51,8 +74,8 @@ class Plan(BasePlan):
     """The arithmetic of RMSNorm."""
 
     SITES: ClassVar = Site
-    PRODUCTS: ClassVar = (Site.SS,)
-    FACTORS: ClassVar = {Site.SS: (Site.SQ,)}
+    PRODUCTS: ClassVar = (Site.SS, Site.DRS, Site.DW)
+    FACTORS: ClassVar = {Site.SS: (Site.SQ,), Site.DRS: (Site.DR,), Site.DW: (Site.DWR,)}
 
     root: Root = choice(
         Root.DIVIDED,
@@ -72,16 +95,24 @@ class Plan(BasePlan):
 
 
 def forward(
-    at: Events[Plan, Rows], settings: Mapping[str, Any], x: Array, weight: Array | None
-) -> tuple[Array, ...]:
-    """Return (out,), for x (R, F) and weight (F,) or None."""
+    at: Events[Plan, Rows],
+    settings: Mapping[str, Any],
+    x: Array,
+    weight: Array | None,
+    residual: Array | None,
+) -> tuple[Array | None, ...]:
+    """Return (out, x + residual), for x (R, F), weight (F,) or None, and residual (R, F) or None,
+    without which there is no sum; and behind them x, RS, XC and the weight, for `backward`.
+    """
     xp, mul = at.ops.xp, at.ops.multiply
     features = x.shape[1]
-    x = at(Site.X, x)
+    x, summed = at(Site.X, x), None
+    if residual is not None:
+        x = summed = at(Site.ADD, x + at(Site.RES, residual))
     sq = at(Site.SQ, mul(x, x))
     ss = at.product(Site.SS, sq, xp.ones((features, 1)))[:, 0]
     ms = at(Site.MS, at.ops.divide(ss, xp.full_like(ss, features)))
-    ve = at(Site.VE, ms + settings["eps"])
+    ve = at(Site.VE, ms + constant(at.plan, Site.VE, settings["eps"]))
     if at.plan.root is Root.DIVIDED:
         sd = at(Site.SD, xp.sqrt(ve))
         rs = at(Site.RS, at.ops.divide(xp.ones_like(sd), sd))
@@ -90,28 +121,78 @@ def forward(
     xn = at(Site.XN, mul(x, rs[:, None]))
     xc = at(Site.XC, xn)
     if weight is None:
-        return (at(Site.OUT, xc),)
+        return at(Site.OUT, xc), summed, x, rs, xc, None
     w = at(Site.W, weight[None, :])
-    w1 = at(Site.W1, w + 1.0 if at.plan.unit_offset else w)
-    return (at(Site.OUT, mul(xc, xp.broadcast_to(w1, xc.shape))),)
+    w1 = xp.broadcast_to(at(Site.W1, w + 1.0) if at.plan.unit_offset else w, xc.shape)
+    return at(Site.OUT, at(Site.XW, mul(xc, w1))), summed, x, rs, xc, w1
 
 
-def exact() -> Plan:
-    """Return the plan in binary64, the reference."""
-    return Plan.everywhere("exact", BINARY64)
+def backward(
+    at: Events[Plan, Rows],
+    settings: Mapping[str, Any],
+    saved: tuple[Array, Array, Array, Array | None],
+    gradients: tuple[Array, Array | None],
+) -> dict[str, Array]:
+    """Return the gradients of x, of the residual, which has the same, and of the weight."""
+    (x, rs, xc, w1), (dout, dsum) = saved, gradients
+    xp, mul, found = at.ops.xp, at.ops.multiply, {}
+    ones = xp.ones((x.shape[1], 1))
+    dxc = at(Site.DXW, at(Site.DOUT, dout))
+    if w1 is not None:
+        dwr = at(Site.DWR, mul(dxc, xc))
+        dw = at.product(Site.DW, at.ops.transposed(dwr), xp.ones((x.shape[0], 1)))
+        found["weight"] = at(Site.DWO, dw[:, 0])
+        dxc = at(Site.DXC, mul(dxc, w1))
+    drs = at.product(Site.DRS, at(Site.DR, mul(dxc, x)), ones)[:, 0]
+    rs3 = at(Site.RS3, mul(at(Site.RS2, mul(rs, rs)), rs))
+    dve = at(Site.DVE, mul(-0.5 * drs, rs3))
+    dms = at(Site.DMS, at.ops.divide(dve, xp.full_like(dve, x.shape[1])))
+    dx1 = at(Site.DX1, mul(dxc, rs[:, None]))
+    dx = at(Site.DXO, at(Site.DX, dx1 + at(Site.DX2, mul(dms[:, None], 2.0 * x))))
+    if dsum is not None:
+        dx = at(Site.DADD, dx + at(Site.DSUM, dsum))
+    return {**found, "x": dx, "residual": dx}
 
 
-def fp32() -> Plan:
-    """Return the plan in which every event and every step of a sum rounds to binary32."""
-    return Plan.everywhere("fp32", BINARY32)
+IN_TYPE = (Site.X, Site.W, Site.RES, Site.ADD, Site.OUT, Site.DOUT, Site.DSUM)
+STORED = (Site.DWO, Site.DXO, Site.DADD)
+CASCADE = Accumulator(order=Order.CASCADE, chunk=8)  # of torch on a CPU with AVX2 or AVX-512
 
 
 def transformers_llama() -> Plan:
-    """Return transformers' LlamaRMSNorm on BF16: FP32 inside, cast before the weight
-    (models/llama/modeling_llama.py, LlamaRMSNorm.forward).
+    """Return transformers' LlamaRMSNorm on a CPU: binary32 inside, cast before the product with the
+    weight (models/llama/modeling_llama.py, LlamaRMSNorm.forward; 5.24 with torch 2.13).
+
+    Equal in every bit in BF16, FP16 and FP32, and so are the gradients of autograd, but for that of
+    the weight in FP32 at features beyond a multiple of 32 (tests/operations/test_rms_norm.py). With
+    a residual it is an addition of torch before.
     """
-    bf16 = dict.fromkeys((Site.X, Site.W, Site.W1, Site.XC, Site.OUT), BF16)
-    return fp32().rounded(bf16, "transformers-llama")
+    return replace(torch_cpu(), name="transformers-llama").rounded(
+        dict.fromkeys((Site.XC, Site.XW, Site.DXW, Site.DWR, Site.DXC), BF16)
+    )
+
+
+def torch_cpu() -> Plan:
+    """Return torch.nn.functional.rms_norm on a CPU: binary32 inside, cast after the product with
+    the weight (aten/src/ATen/native/layer_norm.cpp, rms_norm_composite; torch 2.13).
+
+    Equal in every bit in BF16, FP16 and FP32, and so are the gradients of autograd, but for that of
+    the weight in FP32 at features beyond a multiple of 32 (tests/operations/test_rms_norm.py).
+    """
+    plan = in_bf16(Plan, "torch-cpu", *IN_TYPE, *STORED)
+    plan = plan.adding(Site.SS, CASCADE).adding(Site.DRS, CASCADE)
+    plan = plan.adding(Site.DW, Accumulator(order=Order.LEVELS))
+    return replace(plan, name="torch-cpu")
+
+
+def transformers_gemma() -> Plan:
+    """Return transformers' GemmaRMSNorm on a CPU: x times 1 + weight in binary32, then the cast
+    (models/gemma/modeling_gemma.py, GemmaRMSNorm.forward; 5.24 with torch 2.13).
+
+    Equal in every bit in BF16, FP16 and FP32, and so are the gradients of autograd, but for that of
+    the weight in FP32 at features beyond a multiple of 32 (tests/operations/test_rms_norm.py).
+    """
+    return replace(torch_cpu(), name="transformers-gemma", unit_offset=True)
 
 
 RMS_NORM = Operation(
@@ -121,10 +202,12 @@ RMS_NORM = Operation(
     inputs=(
         Value("x", Site.X),
         Value("weight", Site.W, Shape.SHARED, optional=True),
+        Value("residual", Site.RES, optional=True),
     ),
-    outputs=(Value("out", Site.OUT),),
+    outputs=(Value("out", Site.OUT), Value("summed", Site.ADD, optional=True)),
     forward=forward,
+    backward=backward,
     settings={"eps": 1e-6},
-    published={"exact": exact, "fp32": fp32, "transformers-llama": transformers_llama},
-    moved=(Site.XN, Site.XC, Site.OUT),
+    published=published(Plan, transformers_llama, torch_cpu, transformers_gemma),
+    moved=(Site.XN, Site.XC, Site.XW, Site.OUT),
 )

@@ -10,16 +10,18 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from roundscope.attention.grammar.changes import changed
 from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.errors import unknown
 from roundscope.emu.formats.format import Format
+from roundscope.emu.roundings.modes import BF16, BINARY32, rounding
 from roundscope.emu.shown import shown
 from roundscope.emu.stats.summary import Stats
 from roundscope.events.hook import Events
 from roundscope.events.injection import InjectionBase
 from roundscope.events.place import Rows
-from roundscope.events.plan import BasePlan
+from roundscope.events.plan import BasePlan, half
 from roundscope.events.recorder import RecordBase, Recorder, Seen, check_record
 from roundscope.operations.catalogue import OPERATIONS
 from roundscope.operations.operation import Operation, Shape, Value
@@ -69,7 +71,7 @@ def run(
 
     Args:
         operation: An operation, or its name in `OPERATIONS`.
-        plan: A plan of the operation, or the name of one that it publishes.
+        plan: A plan of the operation, or its name as `plan_of` reads it.
         inputs: Arrays by name, of any type; `Operation.inputs` says how each is shaped.
         settings: What differs from `Operation.settings`, such as eps.
         gradients: Gradients of the outputs by name; then the gradients of the inputs are computed.
@@ -78,8 +80,9 @@ def run(
         engine: "numpy" (Numba kernels) or "xla" (a program of JAX); both give the same bits.
 
     Raises:
-        ValueError: A name is unknown, an input is missing or has another shape, or the operation
-            has no backward. The message names the argument, its value and what to give.
+        ValueError: A name is unknown, an input is missing or has another shape, the operation has
+            no backward, or an injection is at an event that the call does not have. The message
+            names the argument, its value and what to give.
 
     Example:
         >>> import numpy as np
@@ -99,7 +102,8 @@ def run(
     if record is not None:
         record = replace(record)
         check_record(record, own.plan.SITES, own.plan.PRODUCTS)
-    work = partial(_computed, own, chosen, told, tuple(inject), record)
+    errors = _injections(own, chosen, told, tuple(inject), arrays, after)
+    work = partial(_computed, own, chosen, told, errors, record)
     if engine == "numpy":
         with np.errstate(all="ignore"):  # overflow and NaN are results here
             found, grads, seen = work(numpy_ops(), arrays, after)
@@ -113,13 +117,16 @@ def run(
         outputs={
             v.name: typed(_led(v, x, lead), own_format(chosen, v))
             for v, x in zip(own.outputs, found, strict=True)
+            if x is not None
         },
         gradients={
             v.name: _led(v, np.asarray(grads[v.name]), lead)
             for v in own.inputs
             if v.name in (grads or {})
         },
-        stats={name: Stats.of(*map(np.asarray, x[:4])) for name, x in _summaries(seen).items()},
+        stats={
+            name: Stats.of(*map(np.asarray, x[:4])) for name, x in _summaries(own, seen).items()
+        },
         events={
             name.removesuffix(".events"): (np.asarray(x[0]), np.asarray(x[1]))
             for name, x in seen.items()
@@ -142,11 +149,42 @@ def _computed(
     place = Rows(head=PARTS + operation.number)
     recorder = None if record is None else Recorder(ops, place, record)
     at = Events(ops, plan, place, inject, recorder)
+    count = len(operation.outputs)
     outputs = operation.forward(at, dict(settings), *arrays)
     found: dict[str, Array] = {}
     if gradients is not None and operation.backward is not None:
-        found = operation.backward(at, dict(settings), arrays, outputs, gradients)
-    return outputs, found, at.seen()
+        found = operation.backward(at, dict(settings), outputs[count:], gradients)
+    return outputs[:count], found, at.seen()
+
+
+def _injections(
+    operation: Operation,
+    plan: BasePlan,
+    settings: Settings,
+    inject: tuple[InjectionBase, ...],
+    arrays: tuple[Any, ...],
+    gradients: tuple[Any, ...] | None,
+) -> tuple[InjectionBase, ...]:
+    """Return the injections, whose sites may be given by name.
+
+    Raises:
+        ValueError: There is no such site, or the call has no event there, as its first row tells.
+    """
+    if not inject:
+        return ()
+    found = tuple(replace(own, site=operation.plan.SITES.named(own.site)) for own in inject)
+    first = tuple(
+        x if x is None or v.shape is Shape.SHARED else x[:1]
+        for v, x in zip(operation.inputs, arrays, strict=True)
+    )
+    after = None if gradients is None else tuple(x if x is None else x[:1] for x in gradients)
+    with np.errstate(all="ignore"):
+        seen = _computed(operation, plan, settings, (), RecordBase(), numpy_ops(), first, after)[2]
+    for own in found:
+        if own.site not in seen:
+            events = " ".join(site for site in operation.plan.SITES if site in seen)
+            raise ValueError(f"inject: this call has no event {own.site}; it has {events}")
+    return found
 
 
 def operation_named(operation: Operation | str) -> Operation:
@@ -163,19 +201,45 @@ def operation_named(operation: Operation | str) -> Operation:
 
 
 def plan_of(operation: Operation, plan: BasePlan | str) -> Any:
-    """Return a plan of an operation, which may be given by the name of a published one.
+    """Return a plan of an operation, which may be given by its name.
+
+    That is the name of a published plan, or all:FORMAT, in which every event and every step of a
+    sum rounds to one format. A published name that ends in -fp16 or -fp32 has that format in place
+    of BF16. Changes in words may follow, which semicolons separate (docs/reference/grammar.md).
 
     Raises:
-        ValueError: There is no such plan.
+        ValueError: There is no such plan, or a change is not one of plans of this operation.
         TypeError: The plan is one of another operation.
+
+    Example:
+        >>> plan = plan_of(OPERATIONS["rms_norm"], "transformers-llama-fp16")
+        >>> str(plan["OUT"]), str(plan["XN"]), str(plan.accumulator("SS"))
+        ('fp16', 'fp32', 'cascade[8] fp32')
+        >>> changed = plan_of(OPERATIONS["rms_norm"], "torch-cpu; SS.sum=ascending root=correct")
+        >>> str(changed.accumulator("SS")), str(changed.root)
+        ('ascending fp32', 'correct')
     """
-    if isinstance(plan, str):
-        if plan not in operation.published:
-            raise ValueError(unknown(f"plan of {operation.name}", plan, operation.published))
-        return operation.published[plan]()
-    if not isinstance(plan, operation.plan):
-        raise TypeError(f"plan={shown(plan)}: a plan of another operation than {operation.name}")
-    return plan
+    if not isinstance(plan, str):
+        if not isinstance(plan, operation.plan):
+            told = f"plan={shown(plan)}: a plan of another operation than {operation.name}"
+            raise TypeError(told)
+        return plan
+    plan, given, changes = plan.partition(";")
+    if given:
+        return changed(plan_of(operation, plan.strip()), (changes,))
+    if plan.startswith("all:"):
+        return operation.plan.everywhere(plan, rounding(plan.removeprefix("all:")))
+    plain, _, suffix = plan.rpartition("-")
+    if plan in operation.published or suffix not in ("fp16", "fp32"):
+        plain, suffix = plan, ""
+    if plain not in operation.published:
+        raise ValueError(unknown(f"plan of {operation.name}", plain, operation.published))
+    made = operation.published[plain]()
+    if suffix == "fp16":
+        made = half(made)
+    elif suffix:
+        made = made.rounded({site: BINARY32 for site in made.SITES if made[site] == BF16})
+    return replace(made, name=plan)
 
 
 def settings_of(operation: Operation, settings: Mapping[str, Any]) -> Settings:
@@ -229,13 +293,17 @@ def _given_gradients(operation: Operation, gradients: Mapping[str, Any]) -> tupl
     """Return the gradients of the outputs as rows of binary64.
 
     Raises:
-        ValueError: One is missing or of an unknown output.
+        ValueError: One is of an unknown output, or missing and of no optional output.
     """
     known = [v.name for v in operation.outputs]
-    if set(gradients) != set(known):
+    needed = {v.name for v in operation.outputs if not v.optional}
+    if not needed <= set(gradients) <= set(known):
         raise ValueError(f"gradients: give those of {' '.join(known)}, here {' '.join(gradients)}")
-    found = []
+    found: list[Any] = []
     for v in operation.outputs:
+        if v.name not in gradients:
+            found.append(None)
+            continue
         x = np.asarray(gradients[v.name]).astype(np.float64)
         found.append(x.reshape(-1, x.shape[-1]) if v.shape is Shape.ROWS else x.reshape(-1))
     return tuple(found)
@@ -263,6 +331,9 @@ def _led(value: Value, x: Any, lead: tuple[int, ...]) -> NDArray[np.float64]:
     return array.reshape(*lead, *array.shape[1:])
 
 
-def _summaries(seen: Seen) -> dict[str, Any]:
-    """Return the summaries among what was recorded."""
-    return {n: x for n, x in seen.items() if not n.endswith((".ones", ".events", ".away"))}
+def _summaries(operation: Operation, seen: Seen) -> dict[str, Any]:
+    """Return the summaries among what was recorded, in the order of the sites."""
+    sites = operation.plan.SITES
+    names = (n for n in seen if not n.endswith((".ones", ".events", ".away")))
+    ordered = sorted(names, key=lambda n: (sites.named(n.partition(".")[0]).ordinal, n))
+    return {n: seen[n] for n in ordered}

@@ -6,22 +6,25 @@
 
 The places to which the change applies are left of the arrow, each at most once. Without places the
 arrow may be left out. Right of the arrow are edits WHAT=VALUE, which are applied from left to
-right. WHAT is a site or a stage, SITE.sum, SITE.mode, or a name of `edits.KINDS`, alone or with a
-site, as in format.O. After site=, a VALUE alone is a rounding of those sites. Semicolons separate
+right. WHAT is a site or a stage, SITE.sum, SITE.mode, or a name of `edits.kinds_of`, alone or with
+a site, as in format.O. After site=, a VALUE alone is a rounding of those sites. Semicolons separate
 changes, which are applied one after the other.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from roundscope.attention.grammar.edits import KINDS, apply
+from roundscope.attention.grammar.edits import apply, kinds_of
 from roundscope.attention.places import occurs
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.sites import OF_KERNELS, PRODUCTS, Site, site_named
 from roundscope.emu.errors import Problem, tidy_errors, unknown
 from roundscope.emu.numbers import check_seed
 from roundscope.emu.shown import shown
+from roundscope.events.plan import BasePlan
+from roundscope.events.sites import SiteBase
 
+P = TypeVar("P", bound=BasePlan)
 PLACES = ("layer", "head", "site", "matrix")
 STAGES = ("inputs", "forward", "backward")
 ALIASES = {"sum": "accumulator", "preset": "plan", "stabilizer": "stabiliser"}
@@ -51,7 +54,7 @@ class Edit:
     """One edit of a plan, whose names have been looked up.
 
     Args:
-        kind: A name of `edits.KINDS`.
+        kind: A name of `edits.kinds_of` the class of the plan.
         value: The value in words.
         sites: The sites that change; () means all that the kind can change.
         named: The sites that were named one by one. The plan has to reach them.
@@ -59,8 +62,8 @@ class Edit:
 
     kind: str
     value: str
-    sites: tuple[Site, ...] = ()
-    named: tuple[Site, ...] = ()
+    sites: tuple[Any, ...] = ()
+    named: tuple[Any, ...] = ()
 
 
 def changes(text: str, places: Sequence[str] = PLACES) -> tuple[Change, ...]:
@@ -76,24 +79,26 @@ def changes(text: str, places: Sequence[str] = PLACES) -> tuple[Change, ...]:
     return tuple(_change(part.strip(), places) for part in text.split(";") if part.strip())
 
 
-def edits_of(change: Change, others: Sequence[str] = ()) -> tuple[Edit, ...]:
+def edits_of(
+    change: Change, others: Sequence[str] = (), of: type[BasePlan] = Plan
+) -> tuple[Edit, ...]:
     """Return the edits of a plan that a change asks for.
 
     Args:
         change: The change.
         others: Names that the caller accepts in addition to the grammar, for the message about an
             unknown name.
+        of: The class of the plan.
 
     Raises:
         ValueError: A name or value is unknown; the message has the nearest one.
     """
-    return tuple(
-        _edit(name, value, change.where.get("site"), others) for name, value in change.what
-    )
+    place = change.where.get("site")
+    return tuple(_edit(of, name, value, place, others) for name, value in change.what)
 
 
 @tidy_errors
-def changed(plan: Plan, texts: Sequence[str], seed: int | None = None) -> Plan:
+def changed(plan: P, texts: Sequence[str], seed: int | None = None) -> P:
     """Return the plan with changes that are applied one after the other; see `Plan.changed`."""
     check_seed("seed", 0 if seed is None else seed)
     for text in texts:
@@ -108,36 +113,37 @@ def changed(plan: Plan, texts: Sequence[str], seed: int | None = None) -> Plan:
                 raise
             raise Problem("", shown(text), HOW) from None
         for change in found:
-            for edit in edits_of(change):
+            for edit in edits_of(change, of=type(plan)):
                 plan = edited(plan, edit)
     return plan if seed is None else plan.seeded(seed)
 
 
-def edited(plan: Plan, edit: Edit) -> Plan:
+def edited(plan: P, edit: Edit) -> P:
     """Return the plan with one edit, under its name with a star.
 
     Raises:
         ValueError: The plan never reaches a site that was named, or does not allow the change.
     """
-    for site in edit.named:
-        occurs(plan, site)
+    if isinstance(plan, Plan):
+        for site in edit.named:
+            occurs(plan, site)
     new = apply(plan, edit.kind, edit.value, edit.sites)
     if edit.kind == "plan":
         return new
     return replace(new, name=plan.name if plan.name.endswith("*") else f"{plan.name}*")
 
 
-def sites_of(text: str) -> tuple[Site, ...]:
+def sites_of(text: str, of: type[BasePlan] = Plan) -> tuple[Any, ...]:
     """Return the sites of a list of names and stages, separated by commas.
 
     Raises:
         ValueError: A name is unknown; the message has the nearest one.
     """
     names = [name.strip() for name in text.split(",")]
-    return tuple(site for name in names for site in _stage(name) or (site_named(name),))
+    return tuple(site for name in names for site in _stage(of, name) or (of.SITES.named(name),))
 
 
-def parted(name: str) -> tuple[str, str]:
+def parted(name: str, of: type[BasePlan] = Plan) -> tuple[str, str]:
     """Return the kind and the sites that a WHAT names.
 
     O gives ("format", "O"), PV.sum and accumulator.PV give ("accumulator", "PV"), and exp gives
@@ -147,15 +153,16 @@ def parted(name: str) -> tuple[str, str]:
         ValueError: A name with a dot has no kind that goes with a site.
     """
     head, dot, tail = name.partition(".")
+    kinds = kinds_of(of)
     # as written: exp is the exponential, EXP an event
     first = ALIASES.get(head, head)
     last = ALIASES.get(tail, tail)
     if not dot:
-        return (first, "") if first in KINDS else ("format", name)
+        return (first, "") if first in kinds else ("format", name)
     for kind, site in ((first, tail), (last, head)):
-        if kind in KINDS and KINDS[kind].per_site:
+        if kind in kinds and kinds[kind].per_site:
             return kind, site
-    raise ValueError(_unknown(name))
+    raise ValueError(_unknown(of, name))
 
 
 def _change(text: str, places: Sequence[str]) -> Change:
@@ -191,42 +198,44 @@ def _what(word: str) -> tuple[str, str]:
     return (name, value) if given else ("", word)
 
 
-def _edit(name: str, value: str, place: str | None, others: Sequence[str]) -> Edit:
+def _edit(
+    of: type[BasePlan], name: str, value: str, place: str | None, others: Sequence[str]
+) -> Edit:
     """Return the edit that NAME=VALUE asks for; place: the text after site=, if there is one."""
-    kind, own = parted(name) if name else ("format", "")
-    if place is not None and not KINDS[kind].per_site:
+    kind, own = parted(name, of) if name else ("format", "")
+    if place is not None and not kinds_of(of)[kind].per_site:
         raise ValueError(f"{name}= is of a whole plan; leave site= out")
     if place is not None and own:
         raise ValueError(f"{name}= says its site itself; leave site= out")
-    if name == own and name and not (_stage(name) or name.upper() in Site.__members__):
-        raise ValueError(_unknown(name, others))
+    if name == own and name and not (_stage(of, name) or name.upper() in of.SITES.__members__):
+        raise ValueError(_unknown(of, name, others))
     text = own or place or ""
-    sites = sites_of(text) if text else ()
-    _check_value(kind, name, value)
+    sites = sites_of(text, of) if text else ()
+    _check_value(of, kind, name, value)
     if kind != "accumulator":
         return Edit(
             kind, value, sites, tuple(s for s in sites if str(s) in text.upper().split(","))
         )
-    if wrong := [s for s in sites if s not in PRODUCTS]:
-        raise ValueError(f"{wrong[0]} is no sum of products; those are {' '.join(PRODUCTS)}")
+    if wrong := [s for s in sites if s not in of.PRODUCTS]:
+        raise ValueError(f"{wrong[0]} is no sum of products; those are {' '.join(of.PRODUCTS)}")
     return Edit(kind, value, sites)
 
 
-def _check_value(kind: str, name: str, value: str) -> None:
+def _check_value(of: type[BasePlan], kind: str, name: str, value: str) -> None:
     """Raise ValueError for a value that the kind does not have."""
     try:
-        KINDS[kind].spell(value)
+        kinds_of(of)[kind].spell(value)
     except ValueError as error:
         said = str(error) if f"'{value}'" in str(error) else f"{name}={value}: {error}"
         raise ValueError(said + ("; the event is EXP" if name == "exp" else "")) from None
 
 
-def _stage(name: str) -> tuple[Site, ...]:
+def _stage(of: type[BasePlan], name: str) -> tuple[SiteBase, ...]:
     """Return the sites of a stage, or () if the name is not a stage."""
-    return tuple(s for s in Site if s.stage == name.lower())
+    return tuple(s for s in of.SITES if s.stage == name.lower())
 
 
-def _unknown(name: str, others: Sequence[str] = ()) -> str:
+def _unknown(of: type[BasePlan], name: str, others: Sequence[str] = ()) -> str:
     """Return the message about an unknown WHAT, with the nearest name among sites and kinds."""
     head, _, tail = name.partition(".")
     if tail.lower() == "step":
@@ -235,6 +244,5 @@ def _unknown(name: str, others: Sequence[str] = ()) -> str:
             " PV.sum=ascending:bf16"
         )
     hint = "; SITE.sum and SITE.mode too"
-    return unknown(
-        "site", name, (*(s for s in Site if s not in OF_KERNELS), *STAGES, *KINDS, *others), hint
-    )
+    sites = (s for s in of.SITES if not s.instead)
+    return unknown("site", name, (*sites, *STAGES, *kinds_of(of), *others), hint)

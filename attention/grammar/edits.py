@@ -1,5 +1,5 @@
-"""What a change can do to a plan: `KINDS`, a table of kinds of changes, each with the spelling of
-its values and its effect.
+"""What a change can do to a plan: `kinds_of`, a table of kinds of changes for each class of plans,
+each with the spelling of its values and its effect.
 
 `apply` changes only what the kind says, and neither the name nor the seeds of the plan.
 """
@@ -7,7 +7,8 @@ its values and its effect.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
 
 from roundscope.attention.grammar.roundings import (
     accumulator_of,
@@ -18,15 +19,17 @@ from roundscope.attention.grammar.roundings import (
 )
 from roundscope.attention.plans.choices import Polynomial, Stabilizer
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.plans.record import CHOICES
-from roundscope.attention.sites import PRODUCTS, Site
+from roundscope.attention.sites import Site
 from roundscope.emu.errors import unknown
 from roundscope.emu.roundings.modes import BINARY64, mode_named
 from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.events.choice import Choice
 from roundscope.events.event import Event, event_to
+from roundscope.events.plan import BasePlan
+from roundscope.events.sites import SiteBase
 
-Sites = tuple[Site, ...]  # () means all sites that the kind can change
+Sites = tuple[SiteBase, ...]  # () means all sites that the kind can change
+P = TypeVar("P", bound=BasePlan)
 WIDE = Accumulator(step=BINARY64)
 RESCALES = (Site.DM, Site.ALPHA, Site.AL, Site.AO)
 
@@ -43,48 +46,49 @@ class Kind:
     """
 
     spell: Callable[[str], str]
-    apply: Callable[[Plan, str, Sites], Plan]
+    apply: Callable[[Any, str, Sites], Any]
     per_site: bool = False
 
 
-def apply(plan: Plan, kind: str, value: str, sites: Sites = ()) -> Plan:
+def apply(plan: P, kind: str, value: str, sites: Sites = ()) -> P:
     """Return the plan with one change.
 
     Args:
         plan: The plan to change.
-        kind: A name of `KINDS`.
+        kind: A name of `kinds_of` its class.
         value: The value in words.
         sites: The events or sums that change; () means all.
 
     Raises:
         ValueError: The value is not one of this kind, or the rest of the plan does not allow it.
     """
-    return KINDS[kind].apply(plan, value, sites)
+    changed: P = kinds_of(type(plan))[kind].apply(plan, value, sites)
+    return changed
 
 
-def _format(plan: Plan, text: str, sites: Sites) -> Plan:
+def _format(plan: P, text: str, sites: Sites) -> P:
     """Return the plan with these events in another format."""
-    return plan.rounded(dict.fromkeys(sites or Site, event_of(text)))
+    return plan.rounded(dict.fromkeys(sites or plan.SITES, event_of(text)))
 
 
-def _mode(plan: Plan, mode: str, sites: Sites) -> Plan:
+def _mode(plan: P, mode: str, sites: Sites) -> P:
     """Return the plan with another mode at those of these events that round."""
     return plan.rounded(
         {
             site: event_to(plan.event(site), mode)
-            for site in sites or Site
+            for site in sites or plan.SITES
             if not plan[site].is_identity
         }
     )
 
 
-def _accumulator(plan: Plan, text: str, sites: Sites) -> Plan:
+def _accumulator(plan: P, text: str, sites: Sites) -> P:
     """Return the plan with these sums added up by another accumulator."""
     new = accumulator_of(text)
     return replace(
         plan,
         accumulators=tuple(
-            new if s in (sites or PRODUCTS) else plan.accumulator(s) for s in PRODUCTS
+            new if s in (sites or plan.PRODUCTS) else plan.accumulator(s) for s in plan.PRODUCTS
         ),
     )
 
@@ -148,19 +152,19 @@ def power_words(value: str) -> str:
     return f"{number:g}"
 
 
-def _only(plan: Plan, text: str, _: Sites) -> Plan:
+def _only(plan: P, text: str, _: Sites) -> P:
     """Return the plan in binary64 everywhere except at the events and steps named."""
-    kept = places_of(text)
+    kept = places_of(text, type(plan))
     return _widened(plan, lambda site, step: (site, step) not in kept)
 
 
-def _but(plan: Plan, text: str, _: Sites) -> Plan:
+def _but(plan: P, text: str, _: Sites) -> P:
     """Return the plan with the events and steps named in binary64."""
-    wide = places_of(text)
+    wide = places_of(text, type(plan))
     return _widened(plan, lambda site, step: (site, step) in wide)
 
 
-def _widened(plan: Plan, is_wide: Callable[[Site, bool], bool]) -> Plan:
+def _widened(plan: P, is_wide: Callable[[SiteBase, bool], bool]) -> P:
     """Return the plan with some events and steps of sums in binary64.
 
     Such a sum is in ascending order, as in the plan `exact`, since some orders have no binary64
@@ -171,8 +175,8 @@ def _widened(plan: Plan, is_wide: Callable[[Site, bool], bool]) -> Plan:
         is_wide: A function of a site and a bool, which is True for the steps of the site's sum and
             False for its event. It returns whether these become binary64.
     """
-    wide: dict[Site, Event] = {site: BINARY64 for site in Site if is_wide(site, False)}
-    sums = tuple(WIDE if is_wide(site, True) else plan.accumulator(site) for site in PRODUCTS)
+    wide: dict[SiteBase, Event] = {site: BINARY64 for site in plan.SITES if is_wide(site, False)}
+    sums = tuple(WIDE if is_wide(site, True) else plan.accumulator(site) for site in plan.PRODUCTS)
     return replace(plan.rounded(wide), accumulators=sums)
 
 
@@ -211,19 +215,36 @@ READ: dict[object, tuple[Callable[[str], str], Callable[[str], Any]]] = {
 }
 
 
-def _place_words(text: str) -> str:
-    """Return the one spelling of a list of events and steps."""
-    return place_words(places_of(text))
-
-
-KINDS: dict[str, Kind] = {
+OF_ATTENTION = {
     "plan": Kind(_checked(Plan.preset), lambda _, name, __: Plan.preset(name)),
     "unfused": Kind(truth_words, _unfused),
-    "format": Kind(event_words, _format, per_site=True),
-    "mode": Kind(lambda text: str(mode_named(text)), _mode, per_site=True),
-    "accumulator": Kind(_checked(accumulator_of), _accumulator, per_site=True),
-    **{name: _of_field(own) for name, own in CHOICES.items() if own.words},
-    "only": Kind(_place_words, _only),
-    "but": Kind(_place_words, _but),
 }
-"""The kinds of changes by name, in the order in which a sweep applies them."""
+
+
+def kinds_of(of: type[BasePlan]) -> dict[str, Kind]:
+    """Return the kinds of changes of a class of plans by name, in the order in which a sweep
+    applies them.
+    """
+    own: Any = of
+    return _kinds(own)
+
+
+@cache
+def _kinds(of: Any) -> dict[str, Kind]:
+
+    def spelled(text: str) -> str:
+        return place_words(places_of(text, of))
+
+    return {
+        **(OF_ATTENTION if of is Plan else {}),
+        "format": Kind(event_words, _format, per_site=True),
+        "mode": Kind(lambda text: str(mode_named(text)), _mode, per_site=True),
+        "accumulator": Kind(_checked(accumulator_of), _accumulator, per_site=True),
+        **{name: _of_field(own) for name, own in of.choices().items() if own.words},
+        "only": Kind(spelled, _only),
+        "but": Kind(spelled, _but),
+    }
+
+
+KINDS = kinds_of(Plan)
+"""The kinds of changes of plans of attention."""

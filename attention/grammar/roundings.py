@@ -4,16 +4,17 @@ A rounding is FORMAT[:MODE][:OVERFLOW], such as bf16:stochastic or e4m3fn:toward
 blocks FORMAT[:RULE][:MODE], such as mxfp8_e4m3:rceil or int8[128x64]:ties-to-away.
 
 An accumulator is one of ascending, pairwise, halves, chunkedN, stridedN, octetsN, octet-pairsN,
-warpsN, quad-warpsN, octet-warpsN, blockN, cascadeN and exact, followed by :FORMAT[:MODE], the
-rounding of its steps, which is fp32 by default. It can also be native, or a tensor core,
+warpsN, quad-warpsN, octet-warpsN, blockN, cascadeN, levels and exact, followed by :FORMAT[:MODE],
+the rounding of its steps, which is fp32 by default. It can also be native, or a tensor core,
 ARCHITECTURE[-N]:TYPE[:FORMAT], such as hopper:bf16. With -N, the tensor core takes N products at a
 time.
 """
 
 import re
 from dataclasses import replace
+from typing import Any
 
-from roundscope.attention.sites import PRODUCTS, Site, site_named
+from roundscope.attention.plans.plan import Plan
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, block_format, in_words
 from roundscope.emu.blocks.names import is_of_blocks
 from roundscope.emu.errors import unknown
@@ -21,9 +22,10 @@ from roundscope.emu.roundings.modes import BINARY32, Rounding, parted
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 from roundscope.events.event import Event, event_to
+from roundscope.events.plan import BasePlan
 
-ORDERS = ("ascending", "pairwise", "halves", "exact", "native")
-Place = tuple[Site, bool]  # an event, or (True) the steps of the sum at that event
+ORDERS = ("ascending", "pairwise", "halves", "levels", "exact", "native")
+Place = tuple[Any, bool]  # an event, or (True) the steps of the sum at that event
 
 
 def event_of(text: str) -> Event:
@@ -113,6 +115,7 @@ def accumulator_of(text: str) -> Accumulator:
             "octet-warps256",
             "block32",
             "cascade8",
+            "levels",
             "exact",
             "native",
             *ARCHITECTURES,
@@ -167,14 +170,17 @@ def _is(text: str, accumulator: Accumulator) -> bool:
         return False
 
 
-def places_of(text: str) -> tuple[Place, ...]:
-    """Return the events and steps of a text SITE+SITE.step, each once, in the order of `Site`.
+def places_of(text: str, of: type[BasePlan] = Plan) -> tuple[Place, ...]:
+    """Return the events and steps of a text SITE+SITE.step, each once, in the order of the sites.
+
+    of: the class of plans whose sites are meant
 
     Raises:
         ValueError: A site is unknown, or steps are named of a site that is not a sum of products.
     """
-    named = {_place(word) for word in text.split("+")}
-    return tuple((site, step) for site in Site for step in (False, True) if (site, step) in named)
+    named = {_place(of, word) for word in text.split("+")}
+    every = ((site, step) for site in of.SITES for step in (False, True))
+    return tuple(place for place in every if place in named)
 
 
 def place_words(places: tuple[Place, ...]) -> str:
@@ -182,14 +188,14 @@ def place_words(places: tuple[Place, ...]) -> str:
     return "+".join(f"{site}.step" if step else site for site, step in places)
 
 
-def _place(word: str) -> Place:
+def _place(of: type[BasePlan], word: str) -> Place:
     """Return the event of SITE, or the steps of SITE.step."""
     name, dot, step = word.partition(".")
     if dot and step.lower() != "step":
         raise ValueError(f"'{word}': write SITE for an event, SITE.step for the steps of its sum")
-    site = site_named(name)
-    if dot and site not in PRODUCTS:
+    site = of.SITES.named(name)
+    if dot and site not in of.PRODUCTS:
         raise ValueError(
-            f"{site} is no sum of products and has no steps; those are {' '.join(PRODUCTS)}"
+            f"{site} is no sum of products and has no steps; those are {' '.join(of.PRODUCTS)}"
         )
     return site, bool(dot)

@@ -13,6 +13,7 @@ from roundscope.emu.roundings.modes import BF16, FP16, rounding
 from roundscope.emu.shown import shown
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import architecture
+from roundscope.events.plan import half
 
 SUFFIX = "-fp16"  # of the name of a preset or a twin, for the same in FP16
 FORMATS = {"bfloat16": BF16.format, "float16": FP16.format}
@@ -92,17 +93,6 @@ def on_tensor_cores(plan: Plan, arch: str) -> Plan:
             Site.ROWSUM, replace(plan.accumulator(Site.ROWSUM), order=Order.HALVES)
         )
     return replace(changed, name=f"{plan.name}@{arch}")
-
-
-def half(plan: Plan) -> Plan:
-    """Return a plan with FP16 in place of BF16 everywhere, on tensor cores of FP16."""
-    halved = plan.rounded({site: FP16 for site in Site if plan[site] == BF16})
-    for site in FACTORS:
-        kept = halved.accumulator(site)
-        if kept.alignment is not None and kept.alignment.operand.name == "bf16":
-            core = replace(Accumulator.tensor_core("hopper", "fp16"), chunk=kept.chunk)
-            halved = halved.adding(site, core)
-    return replace(halved, name=plan.name)
 
 
 def fitting(name: str, types: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roundscope.attention.plans.record import CHOICES, STORED, PlanRecord
-from roundscope.attention.readers import READERS
+from roundscope.events.readers import READERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,40 +110,6 @@ class Plan(PlanRecord):
         """Return an expression that makes the plan, or its fields where words do not make it."""
         expression: str = READERS["expression"](self)
         return expression
-
-    def changed(self, *changes: str, seed: int | None = None) -> "Plan":
-        """Return the plan with changes given in words (docs/reference/grammar.md), as on the
-        command line.
-
-        Args:
-            changes: Changes, which are applied from left to right. One string may hold several,
-                separated by blanks. SITE=FORMAT[:MODE[:OVERFLOW]] and
-                SITE=BLOCK_FORMAT[:RULE][:MODE] set the rounding of a site; in place of SITE, the
-                words inputs, forward and backward mean all sites of that stage.
-                SITE.sum=ACCUMULATOR sets the accumulator of a sum. The words mode= exp= delta_from=
-                stabilizer= key_order= unfused= only= but= plan= and the others of
-                docs/reference/grammar.md change everything else.
-            seed: Seed of every stochastic rounding, including the steps of sums, from 0 to
-                2^32 - 1. None keeps the seeds of the plan.
-
-        Returns:
-            The new plan. Its name ends in a star if anything but the seed was changed.
-
-        Raises:
-            ValueError: A word is unknown, or names a site that the plan never reaches. The message
-                names the word and how to fix it.
-            TypeError: A change is not a string.
-
-        Example:
-            >>> from roundscope.attention import Plan, Site
-            >>> plan = Plan.preset("fa2-bf16").changed(
-            ...     "O=bf16:stochastic PV.sum=hopper:bf16", "delta_from=P_DP", seed=7
-            ... )
-            >>> str(plan[Site.O].mode), plan[Site.O].seed, str(plan.delta_from)
-            ('stochastic', 7, 'P_DP')
-        """
-        plan: Plan = READERS["changes"](self, changes, seed)
-        return plan
 
 
 def _documented(doc: str) -> str:

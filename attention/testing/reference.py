@@ -8,11 +8,11 @@ import numpy as np
 
 from roundscope.attention import examine
 from roundscope.attention.arguments import block_given, plan_given
-from roundscope.attention.plans.named import half
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.twins import TWINS, Tiles, always
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import RESULTS
+from roundscope.events.plan import half
 
 TILE = 128  # of plans that are no twin
 

@@ -72,6 +72,8 @@ class Order(StrEnum):
             vectors' sums. At the end the terms that fill no vector are added from +0, then the
             lanes in ascending order, and init last. If there are fewer terms than lanes, a vector
             has one lane.
+        LEVELS: PyTorch's sum of a column of float32 on a CPU: all terms go to one sum with the four
+            levels of CASCADE, which are added from the first to the last, and init last.
         CHUNKED: each chunk is added in ascending order from 0, so that its first product rounds;
             the sums of the chunks are added to init.
         EXACT: init + the exact sum, with one rounding at the end.
@@ -99,6 +101,7 @@ class Order(StrEnum):
     OCTET_WARPS = "octet-warps"
     BLOCK = "block"
     CASCADE = "cascade"
+    LEVELS = "levels"
     CHUNKED = "chunked"
     EXACT = "exact"
     ALIGNED = "aligned"
@@ -107,7 +110,7 @@ class Order(StrEnum):
     @property
     def has_chunk(self) -> bool:
         """Return whether a sum in this order depends on the accumulator's `chunk`."""
-        return self in (Order.CHUNKED, *OF_THREADS)
+        return self in (Order.CHUNKED, *OF_THREADS) and self is not Order.LEVELS
 
 
 # orders with many additions at once, for which no random bits are defined
@@ -121,6 +124,7 @@ OF_THREADS = (
     Order.OCTET_WARPS,
     Order.BLOCK,
     Order.CASCADE,
+    Order.LEVELS,
 )
 
 
@@ -138,8 +142,8 @@ class Accumulator:
     * PAIRWISE, HALVES, STRIDED, OCTETS, OCTET_PAIRS, WARPS, QUAD_WARPS and OCTET_WARPS begin at the
       first products and add init last. Partial sums of products may be -0. A zero becomes +0 if
       init is +0; it stays -0 only if init is -0. All but the first three pad short sums with +0.
-    * CHUNKED begins every chunk at +0 and the sum of the chunks at init. CASCADE and BLOCK begin
-      all their sums at +0 and add init last.
+    * CHUNKED begins every chunk at +0 and the sum of the chunks at init. CASCADE, LEVELS and
+      BLOCK begin all their sums at +0 and add init last.
     * EXACT gives +0 for every exact sum of zero, even if init and all products are -0.
     * ALIGNED gives +0 for every result of zero, even if the sum was negative before the cut.
     * NATIVE leaves the sign of a @ b to the device and adds init to it.
@@ -162,8 +166,8 @@ class Accumulator:
         ValueError: for an unknown order; a chunk below 1, or one that is not a power of two in
             WARPS and BLOCK; EXACT with a step of more than 29 bits; ALIGNED without an alignment,
             or another order with one; or a stochastic step in ALIGNED, STRIDED, OCTETS,
-            OCTET_PAIRS, WARPS, QUAD_WARPS, OCTET_WARPS, BLOCK and CASCADE, whose additions happen
-            at once.
+            OCTET_PAIRS, WARPS, QUAD_WARPS, OCTET_WARPS, BLOCK, CASCADE and LEVELS, whose additions
+            happen at once.
         TypeError: for a step that is not a `Rounding` or a chunk that is not a whole number.
 
     Example:
@@ -331,7 +335,7 @@ def accumulate(
     }
     if acc.order in of_threads:
         return of_threads[acc.order](ops, acc, add, step, a, b, init)
-    if acc.order is Order.CASCADE:
+    if acc.order in (Order.CASCADE, Order.LEVELS):
         return _cascade(ops, acc, add, step, a, b, init, steps)
     return _chunked(ops, acc, add, step, a, b, init, steps)
 
@@ -608,8 +612,8 @@ def _cascade(
     init: Array,
     steps: Steps | None,
 ) -> Array:
-    """Return the sum for CASCADE: ATen's inner sum (aten/src/ATen/native/cpu/SumKernel.cpp,
-    vectorized_inner_sum, row_sum and multi_row_sum).
+    """Return the sum for CASCADE and LEVELS: ATen's inner and outer sum (aten/src/ATen/native/cpu/
+    SumKernel.cpp, vectorized_inner_sum, row_sum and multi_row_sum).
 
     Sums that get no term are left out. A level's blocks are added at once, since each begins at +0.
     """
@@ -638,23 +642,27 @@ def _cascade(
             total = step(0, add(total, x))
         return total
 
+    def in_levels(level: Array) -> Array:
+        """Return the sum along the first axis in four levels."""
+        block, sums = 1 << max(4, (level.shape[0] - 1).bit_length() // 4), []
+        for _ in range(3):
+            blocks = level.shape[0] // block
+            if level.shape[0] % block:
+                sums.append(added(level[blocks * block :]))
+            level = level[: blocks * block].reshape(blocks, block, *level.shape[1:])
+            level = added(xp.moveaxis(level, 1, 0)) if blocks else level[:, 0]
+        if level.shape[0]:
+            sums.append(added(level))
+        return onto(sums[0], sums[1:])
+
     values = ops.multiply(a[:, :, None], b[:, None, :])
+    if acc.order is Order.LEVELS:
+        return step(0, add(init, in_levels(values)))
     lanes = acc.chunk if a.shape[0] >= acc.chunk else 1
     whole = a.shape[0] // lanes * lanes
     vectors = values[:whole].reshape(whole // lanes, lanes, *values.shape[1:])
-    fours = vectors.shape[0] // 4
-    block = 1 << max(4, (fours - 1).bit_length() // 4)
-    level, sums = vectors[: 4 * fours].reshape(fours, 4, *vectors.shape[1:]), []
-    for _ in range(3):
-        blocks = level.shape[0] // block
-        if level.shape[0] % block:
-            sums.append(added(level[blocks * block :]))
-        level = level[: blocks * block].reshape(blocks, block, *level.shape[1:])
-        level = added(xp.moveaxis(level, 1, 0)) if blocks else level[:, 0]
-    if level.shape[0]:
-        sums.append(added(level))
-    if sums:
-        four = onto(sums[0], sums[1:])
+    if fours := vectors.shape[0] // 4:
+        four = in_levels(vectors[: 4 * fours].reshape(fours, 4, *vectors.shape[1:]))
         own = onto(four[0], [*vectors[4 * fours :], *four[1:]])
     else:
         own = added(vectors)

@@ -12,7 +12,6 @@ from roundscope.attention.inputs.scales import OPERANDS, stored_operands
 from roundscope.attention.places import absent
 from roundscope.attention.plans.choices import Descales, KeyOrder, Log2E
 from roundscope.attention.plans.hopper import EIGHTS, HOPPER
-from roundscope.attention.plans.named import half
 from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import FACTORS
@@ -28,6 +27,7 @@ from roundscope.emu.roundings.modes import (
 )
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.events.choice import Moves
+from roundscope.events.plan import half
 
 PRESETS = (
     "fa2-bf16@hopper",

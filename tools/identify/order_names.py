@@ -30,6 +30,7 @@ ACCUMULATORS = (
     *(Accumulator(order=Order.OCTET_WARPS, chunk=n) for n in (32, 64, 128, 256, 512)),
     *(Accumulator(order=Order.BLOCK, chunk=n) for n in (32, 64, 128, 256, 512)),
     *(Accumulator(order=Order.CASCADE, chunk=n) for n in (4, 8, 16)),
+    Accumulator(order=Order.LEVELS),
 )
 """The accumulators that a tree is compared with; those that come first are named first."""
 
@@ -46,6 +47,7 @@ NAMES = {
     Order.OCTET_WARPS: "in warps, {} threads, each of which takes eight neighbors at a time",
     Order.BLOCK: "in groups of {} threads of four sums",
     Order.CASCADE: "in a cascade of vectors of {} lanes",
+    Order.LEVELS: "in levels of 16",
 }
 
 NAMELESS = "in no order that has a name here"

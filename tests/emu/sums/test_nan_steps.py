@@ -40,6 +40,7 @@ ORDERS = tuple(
         (Order.OCTET_WARPS, 2),
         (Order.BLOCK, 2),
         (Order.CASCADE, 2),
+        (Order.LEVELS, 1),
     )
 )
 WIDE = Format(name="wide", precision=6, emin=-1000, max_finite=1.5, inf=False, nan=False)
@@ -103,6 +104,9 @@ def folded(acc: Accumulator, terms: tuple[float, ...], init: float) -> float:
         for _ in range(3):
             threads = [r(x + 0.0) for x in threads]
         return r(init + (threads[0] if b is None else r(threads[0] + threads[1])))
+    if acc.order is Order.LEVELS:
+        total = r(0.0 + a)
+        return r(init + (total if b is None else r(total + b)))
     assert acc.order is Order.WARPS
     total = r(a + (0.0 if b is None else b))
     for _ in range(5):  # 32 threads by halves: all others have +0

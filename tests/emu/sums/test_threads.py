@@ -20,6 +20,7 @@ ACCUMULATORS = (
     *(Accumulator(order=Order.WARPS, chunk=n) for n in (4, 8, 1)),
     *(Accumulator(order=Order.OCTET_PAIRS, chunk=n) for n in (5, 16)),
     *(Accumulator(order=Order.CASCADE, chunk=n) for n in (4, 8)),
+    Accumulator(order=Order.LEVELS, chunk=8),
     *(Accumulator(order=Order.QUAD_WARPS, chunk=n) for n in (64, 5)),
     *(Accumulator(order=Order.OCTET_WARPS, chunk=n) for n in (64, 5)),
     *(Accumulator(order=Order.BLOCK, chunk=n) for n in (32, 128)),
@@ -134,27 +135,30 @@ def of_block(x: list[Any], width: int) -> Any:
     return by_halves(found)
 
 
-def of_cascade(x: list[Any], lanes: int) -> Any:
-    """One counter for each of four levels, as an odometer: number n of a sum goes to level 0, which
-    empties itself into level 1 after every 16th, and so on.
+def of_levels(x: list[Any], _: int = 0) -> Any:
+    """One counter for each of four levels, as an odometer: a number goes to level 0, which empties
+    itself into level 1 after every 16th, and so on.
     """
+    assert len(x) <= 2**19
+    levels = [ZERO] * 4
+    for n, number in enumerate(x):
+        levels[0] = levels[0] + number
+        for level in (1, 2, 3):
+            if (n + 1) % 16**level:
+                break
+            levels[level] = levels[level] + levels[level - 1]
+            levels[level - 1] = ZERO
+    return ((levels[0] + levels[1]) + levels[2]) + levels[3]
+
+
+def of_cascade(x: list[Any], lanes: int) -> Any:
+    """Four sums in levels for each lane, whose vectors are taken by turns."""
     width = lanes if len(x) >= lanes else 1
     vectors = [x[lo : lo + width] for lo in range(0, len(x) - width + 1, width)]
     fours = len(vectors) // 4
-    assert fours <= 2**19
     of_lanes = []
     for lane in range(width):
-        partial = []
-        for k in range(4):
-            levels = [ZERO] * 4
-            for n in range(fours):
-                levels[0] = levels[0] + vectors[4 * n + k][lane]
-                for level in (1, 2, 3):
-                    if (n + 1) % 16**level:
-                        break
-                    levels[level] = levels[level] + levels[level - 1]
-                    levels[level - 1] = ZERO
-            partial.append(((levels[0] + levels[1]) + levels[2]) + levels[3])
+        partial = [of_levels([v[lane] for v in vectors[k : 4 * fours : 4]]) for k in range(4)]
         for vector in vectors[4 * fours :]:
             partial[0] = partial[0] + vector[lane]
         of_lanes.append(((partial[0] + partial[1]) + partial[2]) + partial[3])
@@ -170,6 +174,7 @@ LOOPS = {
     Order.OCTET_PAIRS: of_octet_pairs,
     Order.WARPS: of_warps,
     Order.CASCADE: of_cascade,
+    Order.LEVELS: of_levels,
     Order.QUAD_WARPS: functools.partial(of_reads, own=4),
     Order.OCTET_WARPS: functools.partial(of_reads, own=8),
     Order.BLOCK: of_block,
@@ -237,7 +242,7 @@ def test_the_orders_are_not_one_another() -> None:
 
 @pytest.mark.parametrize(
     "acc",
-    [ACCUMULATORS[n] for n in (3, 6, 8, 11, 14, 15, 17, 19)],
+    [ACCUMULATORS[n] for n in (3, 6, 8, 11, 14, 15, 16, 18, 20)],
     ids=lambda a: f"{a.order}{a.chunk}",
 )
 def test_under_jax_too(acc: Accumulator) -> None:
@@ -277,6 +282,15 @@ def test_a_cascade_is_torch_s_sum_on_a_cpu(count: int) -> None:
     assert same(sums, torch.from_numpy(x).sum(-1).numpy().astype(np.float64))
     mean = sums.astype(np.float32) / np.float32(count)
     assert same(mean, torch.from_numpy(x).mean(-1).numpy().astype(np.float64))
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 100, 300, 5000])
+def test_levels_are_torch_s_sum_of_columns(count: int) -> None:
+    """All bits of torch.sum over the rows, of columns that fill vectors."""
+    torch = pytest.importorskip("torch")
+    x = np.random.default_rng([34, count]).normal(size=(count, 64)).astype(np.float32)
+    sums = emu.sum(np.ascontiguousarray(x.T), Accumulator(order=Order.LEVELS))
+    assert same(sums, torch.from_numpy(x).sum(0).numpy().astype(np.float64))
 
 
 @pytest.mark.parametrize("count", [4095, 20000])
@@ -358,14 +372,6 @@ def test_in_binary64_a_sum_of_integers_is_exact(acc: Accumulator) -> None:
 def test_names_say_the_lanes() -> None:
     """strided32 and strided8 printed as one."""
     said = [str(Accumulator(order=o, chunk=8)) for o in LOOPS]
-    names = (
-        "strided",
-        "octets",
-        "octet-pairs",
-        "warps",
-        "cascade",
-        "quad-warps",
-        "octet-warps",
-        "block",
-    )
-    assert said == [f"{name}[8] fp32" for name in names]
+    names = ("strided[8]", "octets[8]", "octet-pairs[8]", "warps[8]", "cascade[8]", "levels")
+    names += ("quad-warps[8]", "octet-warps[8]", "block[8]")
+    assert said == [f"{name} fp32" for name in names]

@@ -3,7 +3,7 @@ plan, and `Injection.parse`.
 
 Presets and the grammar are made of plans and injections and import them, so these records cannot
 import the readers. `roundscope.attention` puts the readers here; Python imports it before any
-module in it, so they are here before anybody has a record.
+module in it, as `roundscope.operations` does, so they are here before anybody has a record.
 """
 
 from collections.abc import Callable

@@ -1,0 +1,88 @@
+"""exp and log as implementations of operations compute them, in binary64 before the event's
+rounding.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+
+import numpy as np
+
+from roundscope.emu.backends.ops import Array, Ops
+from roundscope.emu.functions import exp64, log64, whole_exp
+from roundscope.emu.instructions.approximate import ex2, expf, lg2
+from roundscope.emu.instructions.polynomials import LN_2, logf
+from roundscope.emu.instructions.sleef import sleef_expf
+from roundscope.emu.roundings.modes import BINARY32
+from roundscope.events.hook import Events
+from roundscope.events.place import Rows
+from roundscope.events.plan import BasePlan
+from roundscope.events.sites import SiteBase
+
+LOG2_E32 = 1.44269502162933349609375  # binary32(log2 e)
+
+
+class Exponential(StrEnum):
+    """How exp(x) is computed."""
+
+    CORRECT = "correct"
+    """Correctly rounded to the format of the event."""
+    CUDA = "cuda"
+    """`expf` of CUDA's library."""
+    EX2 = "ex2"
+    """2^(x log2 e) by the instruction ex2.approx.ftz.f32, after the product is rounded to
+    binary32.
+    """
+    SLEEF = "sleef"
+    """`Sleef_expf_u10`, which PyTorch's vectorized kernels on a CPU call."""
+
+
+class Logarithm(StrEnum):
+    """How ln(x) is computed."""
+
+    CORRECT = "correct"
+    """Correctly rounded to the format of the event."""
+    CUDA = "cuda"
+    """`logf` of CUDA's library."""
+    LG2 = "lg2"
+    """log2(x) by the instruction lg2.approx.ftz.f32, times ln 2."""
+
+
+def _ex2(ops: Ops, x: Array) -> Array:
+    return ex2(ops, ops.round(ops.multiply(x, LOG2_E32), BINARY32, None))
+
+
+def _lg2(ops: Ops, x: Array) -> Array:
+    return ops.multiply(lg2(ops, x), LN_2)
+
+
+OF_BINARY32: dict[str, Callable[[Ops, Array], Array]] = {
+    "exp=cuda": expf,
+    "exp=ex2": _ex2,
+    "exp=sleef": sleef_expf,
+    "log=cuda": logf,
+    "log=lg2": _lg2,
+}
+"""The functions whose argument is a register of binary32."""
+
+
+def exponential(at: Events[BasePlan, Rows], site: SiteBase, x: Array, kind: Exponential) -> Array:
+    """Return exp(x), rounded by the event of a site."""
+    if kind is Exponential.CORRECT:
+        if at.plan[site].format.fits_binary32:
+            return at(site, at.ops.call(exp64, x))
+        return at(site, whole_exp(at.ops, x, to_odd=not at.plan[site].is_identity))
+    return at(site, at.ops.call(OF_BINARY32[f"exp={kind}"], at.ops.round(x, BINARY32, None)))
+
+
+def logarithm(at: Events[BasePlan, Rows], site: SiteBase, x: Array, kind: Logarithm) -> Array:
+    """Return ln(x), rounded by the event of a site."""
+    if kind is Logarithm.CORRECT:
+        return at(site, at.ops.call(log64, x))
+    return at(site, at.ops.call(OF_BINARY32[f"log={kind}"], at.ops.round(x, BINARY32, None)))
+
+
+def constant(plan: BasePlan, site: SiteBase, value: float) -> float:
+    """Return a number that an event reads: in binary32, unless the event's format is wider."""
+    if not plan[site].format.fits_binary32:
+        return float(value)
+    return float(np.float32(value))

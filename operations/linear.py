@@ -1,0 +1,176 @@
+"""The linear layer, x W^T + b.
+
+Implementations differ in how the products are added, in whether the features are split between
+parts of a GPU (split-K), in the type of the sums of these parts, and in where the bias is added.
+Operands may be in blocks along the features, such as MXFP8.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from roundscope.emu.backends.ops import Array
+from roundscope.emu.sums.accumulator import Accumulator, Order
+from roundscope.events.choice import Moves, choice
+from roundscope.events.hook import Events
+from roundscope.events.place import Rows
+from roundscope.events.plan import BasePlan
+from roundscope.events.sites import Axes, SiteBase
+from roundscope.operations.operation import Operation, Shape, Value, in_bf16, published
+
+
+class Site(SiteBase):
+    """The events of a linear layer; F is the number of features of a row, G that of its results."""
+
+    X = "X", "x", Axes.RF, "inputs", 0
+    W = "W", "weight", Axes.GF, "inputs", 1
+    B = "B", "bias", Axes.F, "inputs", 2
+    Y = "Y", "sum_f X W, of all features or of a split", Axes.RF, "forward", 3
+    YP = "YP", "Y of a split, as it is stored", Axes.RF, "forward", 4
+    YS = "YS", "sum of YP over the splits", Axes.RF, "forward", 5
+    YB = "YB", "Y + B, or YS + B", Axes.RF, "forward", 6
+    OUT = "OUT", "the result as it is stored", Axes.RF, "forward", 7
+    DOUT = "DOUT", "gradient of OUT", Axes.RF, "inputs", 8
+    DX = "DX", "sum_g DOUT W", Axes.RF, "backward", 9
+    DXO = "DXO", "DX as it is stored", Axes.RF, "backward", 10
+    DW = "DW", "sum_r DOUT X", Axes.GF, "backward", 11
+    DWO = "DWO", "DW as it is stored", Axes.GF, "backward", 12
+    DB = "DB", "sum_r DOUT", Axes.F, "backward", 13
+    DBO = "DBO", "DB as it is stored", Axes.F, "backward", 14
+
+
+def _too_few(plan: Any) -> str:
+    return "give 1 or more" if plan.splits < 1 else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(BasePlan):
+    """The arithmetic of a linear layer."""
+
+    SITES: ClassVar = Site
+    PRODUCTS: ClassVar = (Site.Y, Site.YS, Site.DX, Site.DW, Site.DB)
+    FACTORS: ClassVar = {
+        Site.Y: (Site.X, Site.W),
+        Site.YS: (Site.YP,),
+        Site.DX: (Site.DOUT, Site.W),
+        Site.DW: (Site.DOUT, Site.X),
+        Site.DB: (Site.DOUT,),
+    }
+    BLOCK_AXIS: ClassVar = {Site.X: 1, Site.W: 1}
+
+    splits: int = choice(
+        1,
+        number=0,
+        doc="In how many parts of neighboring features the sum is split; the parts have"
+        " ceil(F / splits) features, the last one those that are left. Default 1: no split.",
+        source="split-K kernels",
+        refused=_too_few,
+        moves=Moves(forward=1, values=(1, 2, 4, 8)),
+        words=("1", "2", "3", "4", "8", "16"),
+    )
+    bias_first: bool = choice(
+        False,
+        number=1,
+        doc="True starts the sum from the bias, instead of adding it at the end (YB). Default"
+        " False.",
+        source="addmm with beta 1 on a CPU",
+        moves=Moves(forward=2),
+    )
+
+
+def forward(
+    at: Events[Plan, Rows],
+    settings: Mapping[str, Any],
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+) -> tuple[Array, ...]:
+    """Return (out,), for x (R, F), weight (G, F) and bias (G,) or None; and behind it X, W and the
+    bias, for `backward`.
+    """
+    xp, splits = at.ops.xp, at.plan.splits
+    x, w = at(Site.X, x), at.ops.transposed(at(Site.W, weight))
+    b = None if bias is None else xp.broadcast_to(at(Site.B, bias[None, :]), (len(x), w.shape[1]))
+    first = b if at.plan.bias_first else None
+    if splits == 1:
+        y = at.product(Site.Y, x, w, first)
+    else:
+        size = -(-x.shape[1] // splits)
+        parts = []
+        for lo in range(0, x.shape[1], size):
+            own = at.product(Site.Y, x[:, lo : lo + size], w[lo : lo + size], None if lo else first)
+            parts.append(at(Site.YP, own).reshape(-1))
+        total, exact = at.sum(Site.YS, xp.stack(parts, axis=1), xp.ones((len(parts), 1)))
+        shape = (x.shape[0], w.shape[1])
+        y = at(Site.YS, total.reshape(shape), None if exact is None else exact.reshape(shape))
+    if b is not None and first is None:
+        y = at(Site.YB, y + b)
+    return at(Site.OUT, y), x, w, b
+
+
+def backward(
+    at: Events[Plan, Rows],
+    settings: Mapping[str, Any],
+    saved: tuple[Array, Array, Array | None],
+    gradients: tuple[Array],
+) -> dict[str, Array]:
+    """Return the gradients of x, of the weight and of the bias."""
+    x, w, b = saved
+    dout = at(Site.DOUT, gradients[0])
+    turned = at.ops.transposed(dout)
+    found = {
+        "x": at(Site.DXO, at.product(Site.DX, dout, at.ops.transposed(w))),
+        "weight": at(Site.DWO, at.product(Site.DW, turned, x)),
+    }
+    if b is not None:
+        db = at.product(Site.DB, turned, at.ops.xp.ones((x.shape[0], 1)))
+        found["bias"] = at(Site.DBO, db[:, 0])
+    return found
+
+
+IN_TYPE = (Site.X, Site.W, Site.B, Site.OUT, Site.DOUT, Site.DXO, Site.DWO, Site.DBO)
+
+
+def torch_cpu() -> Plan:
+    """Return torch.nn.functional.linear on a CPU with AVX-512: products added in binary32 in chunks
+    of 192, which are added to the bias, and one cast (MKL's and oneDNN's products; torch 2.13).
+
+    Equal in every bit in FP32, of calls of 64 rows and 64 to 2048 features, and so are autograd's
+    gradients; between 192 and 384 products the chunks are halves (chunked128 for 256). In BF16 and
+    FP16 the order is another one, which is not known: at least 99.9 % of the numbers are equal in
+    BF16, and 99.5 % in FP16 (tests/operations/test_linear.py).
+    """
+    plan = in_bf16(Plan, "torch-cpu", *IN_TYPE)
+    for site in (Site.Y, Site.DX, Site.DW):
+        plan = plan.adding(site, Accumulator(order=Order.CHUNKED, chunk=192))
+    plan = plan.adding(Site.DB, Accumulator(order=Order.LEVELS))
+    return replace(plan, name="torch-cpu", bias_first=True)
+
+
+def hopper() -> Plan:
+    """Return products of BF16 on the tensor cores of Hopper, cast once (cuBLAS without split-K, in
+    the order of `emu.sums.tensor_cores`).
+
+    It was not compared with a GPU's bits.
+    """
+    plan = in_bf16(Plan, "hopper", *IN_TYPE)
+    for site in (Site.Y, Site.DX, Site.DW):
+        plan = plan.adding(site, Accumulator.tensor_core("hopper", "bf16"))
+    return replace(plan, name="hopper")
+
+
+LINEAR = Operation(
+    name="linear",
+    number=2,
+    plan=Plan,
+    inputs=(
+        Value("x", Site.X),
+        Value("weight", Site.W, Shape.SHARED),
+        Value("bias", Site.B, Shape.SHARED, optional=True),
+    ),
+    outputs=(Value("out", Site.OUT),),
+    forward=forward,
+    backward=backward,
+    published=published(Plan, torch_cpu, hopper),
+    moved=(Site.Y, Site.YP, Site.YS, Site.YB, Site.OUT),
+)

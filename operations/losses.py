@@ -1,0 +1,162 @@
+"""log_softmax, x - max(x) - ln(sum(exp(x - max(x)))), and cross entropy, the mean of its negative
+at the targets.
+
+Implementations differ in exp and ln, in the order of the sum, in whether the maximum and the
+logarithm are subtracted one after the other, and in the type of what is kept in between.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from roundscope.emu.backends.ops import Array
+from roundscope.emu.sums.accumulator import Accumulator, Order
+from roundscope.events.choice import Moves, choice
+from roundscope.events.hook import Events
+from roundscope.events.place import Rows
+from roundscope.events.plan import BasePlan
+from roundscope.events.sites import Axes, SiteBase
+from roundscope.operations.functions import (
+    Exponential,
+    Logarithm,
+    exponential,
+    logarithm,
+)
+from roundscope.operations.operation import Operation, Shape, Value, in_bf16, published
+
+
+class Site(SiteBase):
+    """The events of log_softmax and cross entropy; V is the number of classes, R of rows."""
+
+    X = "X", "x", Axes.RF, "inputs", 0
+    D = "D", "X - max(X)", Axes.RF, "forward", 1
+    EXP = "EXP", "exp(D)", Axes.RF, "forward", 2
+    S = "S", "sum_v EXP", Axes.R, "forward", 3
+    LN = "LN", "ln(S)", Axes.R, "forward", 4
+    LSE = "LSE", "max(X) + LN (form=lse)", Axes.R, "forward", 5
+    LP = "LP", "D - LN, or X - LSE (form=lse)", Axes.RF, "forward", 6
+    OUT = "OUT", "LP as it is stored", Axes.RF, "forward", 7
+    NLL = "NLL", "-LP at the target", Axes.R, "forward", 8
+    TOTAL = "TOTAL", "sum of NLL over the rows", Axes.ONE, "forward", 9
+    LOSS = "LOSS", "the mean TOTAL / R, TOTAL, or NLL (reduction)", Axes.ONE, "forward", 10
+
+
+class Form(StrEnum):
+    """What is subtracted from x."""
+
+    APART = "apart"
+    """The maximum, and then the logarithm."""
+    LSE = "lse"
+    """Their sum, as kernels do that read the classes in chunks and keep one number of a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(BasePlan):
+    """The arithmetic of log_softmax and cross entropy."""
+
+    SITES: ClassVar = Site
+    PRODUCTS: ClassVar = (Site.S, Site.TOTAL)
+    FACTORS: ClassVar = {Site.S: (Site.EXP,), Site.TOTAL: (Site.NLL,)}
+
+    form: Form = choice(
+        Form.APART,
+        number=0,
+        called="form",
+        doc="What is subtracted from x, one of `Form`: apart (default: the maximum, then the"
+        " logarithm) or lse (their sum).",
+        moves=Moves(forward=1),
+    )
+    exp: Exponential = choice(
+        Exponential.CORRECT,
+        number=1,
+        called="exp",
+        doc="How exp is computed, one of `Exponential`: correct (default), cuda, ex2 or sleef.",
+        moves=Moves(forward=2),
+    )
+    log: Logarithm = choice(
+        Logarithm.CORRECT,
+        number=2,
+        called="log",
+        doc="How ln is computed, one of `Logarithm`: correct (default), cuda or lg2.",
+        moves=Moves(forward=3),
+    )
+
+
+def log_softmax(at: Events[Plan, Rows], settings: Mapping[str, Any], x: Array) -> tuple[Array, ...]:
+    """Return (out,), for x (R, V)."""
+    return (at(Site.OUT, _log_probabilities(at, x)),)
+
+
+def cross_entropy(
+    at: Events[Plan, Rows], settings: Mapping[str, Any], x: Array, target: Array
+) -> tuple[Array, ...]:
+    """Return (loss,), for x (R, V) and target (R,): the class of each row, or `ignore_index`.
+
+    settings: reduction ("mean", "sum" or "none") and ignore_index, whose rows count as absent.
+    """
+    xp, kind = at.ops.xp, settings["reduction"]
+    if kind not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction={kind!r}: give mean, sum or none")
+    lp = _log_probabilities(at, x)
+    counts = target != settings["ignore_index"]
+    own = xp.take_along_axis(lp, xp.where(counts, target, 0)[:, None], axis=1)[:, 0]
+    nll = at(Site.NLL, xp.where(counts, -own, 0.0))
+    if kind == "none":
+        return (at(Site.LOSS, nll),)
+    total = at.product(Site.TOTAL, nll[None, :], xp.ones((nll.shape[0], 1)))[0]
+    if kind == "mean":
+        rows = counts.sum().astype("float64")
+        total = at.ops.divide(total, xp.full_like(total, rows))
+    return (at(Site.LOSS, total)[0],)
+
+
+def _log_probabilities(at: Events[Plan, Rows], x: Array) -> Array:
+    """Return the event LP of x, (R, V)."""
+    xp, plan = at.ops.xp, at.plan
+    x = at(Site.X, x)
+    m = xp.max(x, axis=1)
+    d = at(Site.D, x - m[:, None])
+    e = exponential(at, Site.EXP, d, plan.exp)
+    s = at.product(Site.S, e, xp.ones((x.shape[1], 1)))[:, 0]
+    ln = logarithm(at, Site.LN, s, plan.log)
+    if plan.form is Form.LSE:
+        return at(Site.LP, x - at(Site.LSE, m + ln)[:, None])
+    return at(Site.LP, d - ln[:, None])
+
+
+def torch_cpu() -> Plan:
+    """Return torch's log_softmax and cross_entropy on a CPU with AVX-512, whose sum of a row and
+    its logarithm have the type of x (aten/src/ATen/native/cpu/SoftMaxKernel.cpp,
+    vec_log_softmax_lastdim_chunk_kernel; torch 2.13).
+
+    Equal in every bit in BF16 and FP16; in FP32 up to torch's logarithm, which is not correctly
+    rounded for some rows (tests/operations/test_losses.py). The mean and the sum over rows are
+    added in another order than here.
+    """
+    plan = in_bf16(Plan, "torch-cpu", Site.X, Site.S, Site.LN, Site.OUT, Site.NLL, Site.LOSS)
+    plan = plan.adding(Site.S, Accumulator(order=Order.STRIDED, chunk=16))
+    return replace(plan, name="torch-cpu", exp=Exponential.SLEEF)
+
+
+LOG_SOFTMAX = Operation(
+    name="log_softmax",
+    number=3,
+    plan=Plan,
+    inputs=(Value("x", Site.X),),
+    outputs=(Value("out", Site.OUT),),
+    forward=log_softmax,
+    published=published(Plan, torch_cpu),
+    moved=(Site.D, Site.EXP, Site.S, Site.LN, Site.LP, Site.OUT),
+)
+CROSS_ENTROPY = Operation(
+    name="cross_entropy",
+    number=4,
+    plan=Plan,
+    inputs=(Value("x", Site.X), Value("target", None, Shape.NUMBERS)),
+    outputs=(Value("loss", Site.LOSS, Shape.NUMBERS),),
+    forward=cross_entropy,
+    settings={"reduction": "mean", "ignore_index": -100},
+    published=published(Plan, torch_cpu),
+    moved=(Site.D, Site.EXP, Site.S, Site.LN, Site.LP, Site.NLL, Site.TOTAL, Site.LOSS),
+)

@@ -1,0 +1,70 @@
+"""Inputs of every operation, and what it computes, in plain NumPy."""
+
+from typing import Any
+
+import numpy as np
+
+FEATURES = 20
+
+
+def inputs_of(name: str, rows: tuple[int, ...] = (2, 3), seed: int = 0) -> dict[str, Any]:
+    """Return all inputs of a call, the optional ones too."""
+    rng = np.random.default_rng([seed, len(name)])
+
+    def drawn(*shape: int) -> np.ndarray:
+        return (2.0 * rng.normal(size=shape)).astype(np.float32)
+
+    x, features = drawn(*rows, FEATURES), FEATURES
+    found: dict[str, Any] = {
+        "embedding": {"weight": drawn(7, features), "tokens": rng.integers(0, 7, rows)},
+        "rms_norm": {"x": x, "weight": drawn(features), "residual": drawn(*rows, features)},
+        "linear": {"x": x, "weight": drawn(5, features), "bias": drawn(5)},
+        "rope": {"x": x, "cos": np.cos(x + 1.0), "sin": np.sin(x + 1.0)},
+        "silu": {"x": x},
+        "silu_mul": {"gate": x, "up": drawn(*rows, features)},
+        "add": {"a": x, "b": drawn(*rows, features)},
+        "log_softmax": {"x": x},
+        "cross_entropy": {"x": x, "target": rng.integers(0, features, rows)},
+    }[name]
+    if name == "cross_entropy":
+        found["target"].flat[1] = -100
+    return found
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x / (1.0 + np.exp(-x))
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def cross_entropy(x: np.ndarray, target: np.ndarray) -> np.ndarray:
+    lp = log_softmax(x).reshape(-1, x.shape[-1])
+    return np.mean([-lp[n, t] for n, t in enumerate(target.flat) if t != -100])
+
+
+def rope(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    half = x.shape[-1] // 2
+    a, b = x[..., :half], x[..., half:]
+    turned = [a * cos[..., :half] - b * sin[..., :half], b * cos[..., half:] + a * sin[..., half:]]
+    return np.concatenate(turned, axis=-1)
+
+
+def rms_norm(x: np.ndarray, weight: np.ndarray, residual: np.ndarray) -> np.ndarray:
+    y = x + residual
+    return y / np.sqrt((y * y).mean(-1, keepdims=True) + 1e-6) * weight
+
+
+FORMULAS: dict[str, Any] = {
+    "embedding": lambda weight, tokens: weight[tokens],
+    "rms_norm": rms_norm,
+    "linear": lambda x, weight, bias: np.einsum("...f,gf->...g", x, weight) + bias,
+    "rope": rope,
+    "silu": silu,
+    "silu_mul": lambda gate, up: silu(gate) * up,
+    "add": lambda a, b: a + b,
+    "log_softmax": log_softmax,
+    "cross_entropy": cross_entropy,
+}
+"""What every operation computes, as functions of its inputs in binary64."""

@@ -1,0 +1,69 @@
+"""silu, gated layers, additions and embeddings: torch's bits on a CPU, and formulas."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from roundscope import emu
+from roundscope.operations import OPERATIONS, run
+from roundscope.operations.gated import Sigmoid
+from roundscope.operations.run import plan_of
+from tests.operations.by_torch import every_type, share, shares_of_gradients, torch_of
+
+
+@every_type
+def test_every_bit_of_torch(suffix):
+    """Another exp; a product with the other half that reads more bits than eager programs keep."""
+    torch, dtype = torch_of(suffix)
+    generator = torch.Generator().manual_seed(2)
+    x, up = ((4.0 * torch.randn(300, 176, generator=generator)).to(dtype) for _ in range(2))
+    silu = torch.nn.functional.silu(x)
+    plan = f"torch-cpu{suffix}"
+    assert share("silu", plan, {"x": x}, silu) == 1.0
+    assert share("silu_mul", plan, {"gate": x, "up": up}, silu * up) == 1.0
+    assert share("add", plan, {"a": x, "b": up}, x + up) == 1.0
+
+
+@every_type
+def test_every_bit_of_the_gradients(suffix):
+    """A slope of two roundings; a gradient of the other half that reads silu in binary32."""
+    torch, dtype = torch_of(suffix)
+    generator = torch.Generator().manual_seed(3)
+    gate, up = ((4.0 * torch.randn(300, 176, generator=generator)).to(dtype) for _ in range(2))
+    silu, plan = torch.nn.functional.silu, f"torch-cpu{suffix}"
+    assert shares_of_gradients("silu", plan, silu, {"x": gate}) == {"x": 1.0}
+    found = shares_of_gradients(
+        "silu_mul", plan, lambda gate, up: silu(gate) * up, {"gate": gate, "up": up}
+    )
+    assert found == {"gate": 1.0, "up": 1.0}
+
+
+@every_type
+def test_every_bit_of_an_embedding(suffix):
+    """Rows of other tokens; a scale that keeps more bits than the type of the table."""
+    torch, dtype = torch_of(suffix)
+    table = torch.randn(50, 24, generator=torch.Generator().manual_seed(4)).to(dtype)
+    tokens = torch.arange(63).reshape(7, 9) % 50
+    rows = torch.nn.functional.embedding(tokens, table)
+    given = {"weight": table, "tokens": tokens}
+    assert share("embedding", f"torch-cpu{suffix}", given, rows) == 1.0
+    wanted = rows * torch.tensor(24**0.5, dtype=dtype)
+    assert share("embedding", f"torch-cpu{suffix}", given, wanted, scale=24**0.5) == 1.0
+
+
+@pytest.mark.parametrize("sigmoid", ["divided", "apart"])
+def test_roundings_of_silu_one_by_one(sigmoid):
+    """A quotient in place of a product, and the cast before the product with the other half."""
+    rng = np.random.default_rng(5)
+    x, up = (emu.round_to(3.0 * rng.normal(size=(40, 9)), "bf16") for _ in range(2))
+    plan = plan_of(OPERATIONS["silu_mul"], "all:bf16")
+    plan = replace(plan, sigmoid=Sigmoid(sigmoid))
+
+    def to(v):
+        return emu.round_to(v, "bf16")
+
+    below = to(1.0 + to(np.exp(-x)))
+    silu = to(x / below) if sigmoid == "divided" else to(x * to(1.0 / below))
+    found = run("silu_mul", plan, {"gate": x, "up": up}).outputs["out"]
+    assert np.array_equal(found.astype(np.float64), to(silu * up))
