@@ -55,6 +55,11 @@ class Order(StrEnum):
             sums of a row of FP32 numbers.
         OCTET_WARPS: as QUAD_WARPS, with eight terms in place of four: Triton's sum of a row of
             numbers of 16 bits.
+        QUAD_STRIDES: as QUAD_WARPS, but the terms behind the last 4 * chunk that all threads read
+            are taken one by one, `chunk` places apart. PyTorch's softmax of more than 1024 FP32
+            numbers on a GPU adds in this order (1024 threads).
+        OCTET_STRIDES: as QUAD_STRIDES, with eight terms in place of four: the same softmax of
+            numbers of 16 bits.
         BLOCK: PyTorch's sum of a row of float32 on a GPU, by threads in groups of `chunk`: 512
             divided by the number of rows, but at least 32 (so 32 for 16 rows or more). A row of
             more than 128 terms is read four neighbors at a time, each of which goes to a sum of its
@@ -99,6 +104,8 @@ class Order(StrEnum):
     WARPS = "warps"
     QUAD_WARPS = "quad-warps"
     OCTET_WARPS = "octet-warps"
+    QUAD_STRIDES = "quad-strides"
+    OCTET_STRIDES = "octet-strides"
     BLOCK = "block"
     CASCADE = "cascade"
     LEVELS = "levels"
@@ -122,6 +129,8 @@ OF_THREADS = (
     Order.WARPS,
     Order.QUAD_WARPS,
     Order.OCTET_WARPS,
+    Order.QUAD_STRIDES,
+    Order.OCTET_STRIDES,
     Order.BLOCK,
     Order.CASCADE,
     Order.LEVELS,
@@ -139,9 +148,10 @@ class Accumulator:
     step's format has no -0, every zero is +0. The orders differ as follows:
 
     * ASCENDING begins at init. If init is +0, zeros of either sign give +0.
-    * PAIRWISE, HALVES, STRIDED, OCTETS, OCTET_PAIRS, WARPS, QUAD_WARPS and OCTET_WARPS begin at the
-      first products and add init last. Partial sums of products may be -0. A zero becomes +0 if
-      init is +0; it stays -0 only if init is -0. All but the first three pad short sums with +0.
+    * PAIRWISE, HALVES, STRIDED, OCTETS, OCTET_PAIRS, WARPS, QUAD_WARPS, OCTET_WARPS, QUAD_STRIDES
+      and OCTET_STRIDES begin at the first products and add init last. Partial sums of products may
+      be -0. A zero becomes +0 if init is +0; it stays -0 only if init is -0. All but the first
+      three pad short sums with +0.
     * CHUNKED begins every chunk at +0 and the sum of the chunks at init. CASCADE, LEVELS and
       BLOCK begin all their sums at +0 and add init last.
     * EXACT gives +0 for every exact sum of zero, even if init and all products are -0.
@@ -156,9 +166,9 @@ class Accumulator:
         step: the `Rounding` after each addition. EXACT applies it once at the end; NATIVE ignores
             it.
         chunk: the number of products in a chunk (CHUNKED, ALIGNED), of lanes (STRIDED, OCTETS,
-            OCTET_PAIRS, CASCADE), of threads (QUAD_WARPS, OCTET_WARPS, and BLOCK, where it must be
-            a power of two of at most 512), or of terms that a thread adds (WARPS, where it must be
-            a power of two).
+            OCTET_PAIRS, CASCADE), of threads (QUAD_WARPS, OCTET_WARPS, QUAD_STRIDES, OCTET_STRIDES,
+            and BLOCK, where it must be a power of two of at most 512), or of terms that a thread
+            adds (WARPS, where it must be a power of two).
         alignment: an `Alignment`, which says how ALIGNED cuts its terms; None for the other orders.
             `Accumulator.tensor_core` fills it in.
 
@@ -166,8 +176,8 @@ class Accumulator:
         ValueError: for an unknown order; a chunk below 1, or one that is not a power of two in
             WARPS and BLOCK; EXACT with a step of more than 29 bits; ALIGNED without an alignment,
             or another order with one; or a stochastic step in ALIGNED, STRIDED, OCTETS,
-            OCTET_PAIRS, WARPS, QUAD_WARPS, OCTET_WARPS, BLOCK, CASCADE and LEVELS, whose additions
-            happen at once.
+            OCTET_PAIRS, WARPS, QUAD_WARPS, OCTET_WARPS, QUAD_STRIDES, OCTET_STRIDES, BLOCK, CASCADE
+            and LEVELS, whose additions happen at once.
         TypeError: for a step that is not a `Rounding` or a chunk that is not a whole number.
 
     Example:
@@ -330,6 +340,8 @@ def accumulate(
         Order.WARPS: _warps,
         Order.QUAD_WARPS: _reads,
         Order.OCTET_WARPS: _reads,
+        Order.QUAD_STRIDES: _reads,
+        Order.OCTET_STRIDES: _reads,
         Order.BLOCK: _block,
         Order.STRIDED: _strided,
     }
@@ -540,15 +552,24 @@ def _in_groups(xp: Any, add: Add, step: Step, threads: Array, size: int) -> Arra
 def _reads(
     ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array
 ) -> Array:
-    """Return the sum for QUAD_WARPS and OCTET_WARPS. Short sums are padded with +0."""
+    """Return the sum for QUAD_WARPS and the three like it. Short sums are padded with +0."""
     if not a.shape[0]:
         return init
-    xp, own = ops.xp, 4 if acc.order is Order.QUAD_WARPS else 8
-    values = _padded(xp, ops.multiply(a[:, :, None], b[:, None, :]), own * acc.chunk)
-    values = values.reshape(values.shape[0] // (own * acc.chunk), acc.chunk, own, *values.shape[1:])
-    total = step(0, values[0, :, 0])
-    for page, n in list(np.ndindex(values.shape[0], own))[1:]:
-        total = step(0, add(total, values[page, :, n]))
+    xp, own = ops.xp, 4 if acc.order in (Order.QUAD_WARPS, Order.QUAD_STRIDES) else 8
+    values = ops.multiply(a[:, :, None], b[:, None, :])
+    is_apart = acc.order in (Order.QUAD_STRIDES, Order.OCTET_STRIDES)
+    whole = len(values) - len(values) % (own * acc.chunk) if is_apart else len(values)
+    read, rest = (
+        _padded(xp, values[:whole], own * acc.chunk),
+        _padded(xp, values[whole:], acc.chunk),
+    )
+    read = read.reshape(len(read) // (own * acc.chunk), acc.chunk, own, *read.shape[1:])
+    rest = rest.reshape(len(rest) // acc.chunk, acc.chunk, *rest.shape[1:])
+    pages = [read[page, :, n] for page, n in np.ndindex(len(read), own)]
+    pages += [rest[page] for page in range(len(rest))]
+    total = step(0, pages[0])
+    for page in pages[1:]:
+        total = step(0, add(total, page))
     return step(1, add(init, _in_groups(xp, add, step, _padded(xp, total, 32), 32)))
 
 

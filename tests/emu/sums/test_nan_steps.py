@@ -38,6 +38,8 @@ ORDERS = tuple(
         (Order.WARPS, 2),
         (Order.QUAD_WARPS, 2),
         (Order.OCTET_WARPS, 2),
+        (Order.QUAD_STRIDES, 2),
+        (Order.OCTET_STRIDES, 2),
         (Order.BLOCK, 2),
         (Order.CASCADE, 2),
         (Order.LEVELS, 1),
@@ -99,6 +101,11 @@ def folded(acc: Accumulator, terms: tuple[float, ...], init: float) -> float:
         for _ in range(5):
             total = r(total + 0.0)
         return r(init + total)
+    if acc.order in (Order.QUAD_STRIDES, Order.OCTET_STRIDES):  # a thread for each term
+        two = [r(a), 0.0 if b is None else r(b)]
+        for _ in range(4):
+            two = [r(x + 0.0) for x in two]
+        return r(init + r(two[0] + two[1]))
     if acc.order is Order.BLOCK:  # a thread for each term, and three sums of +0 in each
         threads = [r(0.0 + x) for x in terms]
         for _ in range(3):

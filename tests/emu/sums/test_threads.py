@@ -24,6 +24,8 @@ ACCUMULATORS = (
     *(Accumulator(order=Order.QUAD_WARPS, chunk=n) for n in (64, 5)),
     *(Accumulator(order=Order.OCTET_WARPS, chunk=n) for n in (64, 5)),
     *(Accumulator(order=Order.BLOCK, chunk=n) for n in (32, 128)),
+    *(Accumulator(order=Order.QUAD_STRIDES, chunk=n) for n in (64, 5)),
+    *(Accumulator(order=Order.OCTET_STRIDES, chunk=n) for n in (64, 5)),
 )
 accumulators = pytest.mark.parametrize("acc", ACCUMULATORS, ids=lambda a: f"{a.order}{a.chunk}")
 ZERO = np.float32(0.0)
@@ -106,6 +108,16 @@ def of_reads(x: list[Any], threads: int, own: int) -> Any:
     return by_halves([by_halves(sums[w : w + 32]) for w in range(0, len(sums), 32)])
 
 
+def of_strides(x: list[Any], threads: int, own: int) -> Any:
+    """Whole rounds of reads, then one number for each thread at a time, as in ATen's ilpReduce."""
+    sums = [ZERO] * (-(-threads // 32) * 32)
+    whole = len(x) // (own * threads) * own * threads
+    for place, number in enumerate(x):
+        thread = place // own % threads if place < whole else (place - whole) % threads
+        sums[thread] = sums[thread] + number
+    return by_halves([by_halves(sums[w : w + 32]) for w in range(0, len(sums), 32)])
+
+
 def of_block(x: list[Any], width: int) -> Any:
     """Threads (column, row) of a block of 512, as its launch and its loops are written in ATen."""
     count, rows = len(x), 512 // width
@@ -178,6 +190,8 @@ LOOPS = {
     Order.QUAD_WARPS: functools.partial(of_reads, own=4),
     Order.OCTET_WARPS: functools.partial(of_reads, own=8),
     Order.BLOCK: of_block,
+    Order.QUAD_STRIDES: functools.partial(of_strides, own=4),
+    Order.OCTET_STRIDES: functools.partial(of_strides, own=8),
 }
 
 
@@ -373,5 +387,5 @@ def test_names_say_the_lanes() -> None:
     """strided32 and strided8 printed as one."""
     said = [str(Accumulator(order=o, chunk=8)) for o in LOOPS]
     names = ("strided[8]", "octets[8]", "octet-pairs[8]", "warps[8]", "cascade[8]", "levels")
-    names += ("quad-warps[8]", "octet-warps[8]", "block[8]")
+    names += ("quad-warps[8]", "octet-warps[8]", "block[8]", "quad-strides[8]", "octet-strides[8]")
     assert said == [f"{name} fp32" for name in names]

@@ -1,0 +1,162 @@
+"""What torch, transformers, Liger and Inductor computed on an H100, and the plan of each case.
+
+`tests/golden/operations/gpu.json` has the inputs of each case, made from seeds, and the SHA-256 of
+its outputs; `tests.checks.gpu_operations` recorded them and `--digests` wrote the file. A capture
+folder has the outputs themselves: `python -m tests.operations.gpu_cases FOLDER` prints the share of
+equal numbers.
+"""
+
+import hashlib
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from roundscope.emu.sums.accumulator import Accumulator, Order
+from roundscope.operations import OPERATIONS, run
+from roundscope.operations.linear import Plan as Linear
+from roundscope.operations.rms_norm import liger_llama, triton_sum
+from roundscope.operations.run import plan_of
+from tests.checks.gpu_operations import cases, inputs
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "operations" / "gpu.json"
+SUFFIX = {"bf16": "", "fp16": "-fp16", "fp32": "-fp32"}
+NORMS = {
+    "torch": "torch-cuda",
+    "llama": "transformers-llama-cuda",
+    "gemma": "transformers-gemma-cuda",
+    "liger-llama": "liger-llama",
+    "liger-gemma": "liger-gemma",
+    "compiled-llama": "inductor-llama",
+}
+
+
+class Twin(NamedTuple):
+    """The plan of a case and its call; `outputs` are computed in the types of the capture."""
+
+    operation: str
+    plan: Any
+    inputs: dict[str, Any]
+    settings: dict[str, Any]
+
+
+def norm_of(name: str, kind: str, features: int, threads: int) -> Any:
+    """Return the plan of a recorded RMSNorm."""
+    plan = plan_of(OPERATIONS["rms_norm"], NORMS[name] + SUFFIX[kind])
+    bits = 32 if kind == "fp32" else 16
+    if name.startswith("liger"):
+        return plan.adding("SS", liger_llama(features, bits).accumulator("SS"))
+    return plan.adding("SS", triton_sum(features, threads, bits)) if "compiled" in name else plan
+
+
+def splits_of(kernel: str, grid: list[int], rows: int, results: int) -> int:
+    """Return in how many parts a kernel of cuBLAS splits the features: its blocks by its tiles."""
+    if "splitK" not in kernel:
+        return 1
+    one, other = map(int, re.findall(r"_(\d+)x(\d+)_", kernel)[0])
+    return math.prod(grid) // (math.ceil(results / one) * math.ceil(rows / other))
+
+
+def linear_of(name: str, note: dict[str, Any]) -> Linear:
+    """Return the plan of a recorded linear layer in BF16 or FP16."""
+    kind, _, shape = name.split("/")[2:]
+    rows, _, results = map(int, shape.split("x"))
+    kernel, grid, _ = note["kernels"][0]
+    a, b = (results, rows) if kernel.endswith("TNT") else (rows, results)
+    splits = splits_of(kernel, grid, b, a)
+    return plan_of(OPERATIONS["linear"], "hopper" + SUFFIX[kind]).changed(f"splits={splits}")
+
+
+def softmax_order(classes: int, bits: int) -> Accumulator:
+    """Return how torch's softmax on a GPU adds a row."""
+    if classes <= 1024:
+        return Accumulator(order=Order.STRIDED, chunk=32)
+    return Accumulator(order=Order.QUAD_STRIDES if bits == 32 else Order.OCTET_STRIDES, chunk=1024)
+
+
+def twin_of(name: str, note: dict[str, Any], given: dict[str, Any], rows: int) -> Twin | None:
+    """Return the call whose outputs are those of a case; None for a case without a plan."""
+    operation, source, kind, *rest = name.split("/")
+    if operation == "rms_norm" and source in NORMS:
+        plan = norm_of(source, kind, int(rest[0]), note["threads"])
+        call = {"x": given["x"][:rows], "weight": given["weight"]}
+        return Twin(operation, plan, call, {"eps": note["eps"]})
+    if operation == "linear" and source == "torch" and kind in ("bf16", "fp16"):
+        return Twin(operation, linear_of(name, note), given, {})
+    if operation in ("log_softmax", "log_softmax-fp32") and source == "torch":
+        wide = operation.endswith("fp32") or kind == "fp32"
+        plan = plan_of(OPERATIONS["log_softmax"], "torch-cuda" + ("-fp32" if wide else ""))
+        order = softmax_order(int(rest[0]), 32 if wide else 16)
+        return Twin("log_softmax", plan.adding("S", order), {"x": given["x"][:rows]}, {})
+    return None
+
+
+def outputs_of(name: str, note: dict[str, Any], made: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the outputs of a case's twin, those that were kept."""
+    rows, results = note.get("kept"), None
+    if name.startswith("linear"):
+        rows, results = note["corner"]
+        results = results if made["x"].shape[0] > 1 else 1024
+        made = dict(made)
+        for key, lead in (("x", rows), ("weight", results), ("bias", results)):
+            if key in made:
+                made[key] = made[key][:lead]
+    twin = twin_of(name, note, made, rows)
+    if twin is None:
+        return None
+    found = run(twin.operation, twin.plan, twin.inputs, settings=twin.settings)
+    return {"out": found.outputs["out"]}
+
+
+def digest(x: np.ndarray) -> str:
+    """Return the SHA-256 of an array's bytes."""
+    return hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest()
+
+
+def golden() -> dict[str, dict[str, Any]]:
+    """Return the notes of the stored cases, with the digests of their outputs."""
+    return json.loads(GOLDEN.read_text())["cases"]
+
+
+def _noted(name: str, note: dict[str, Any]) -> dict[str, Any]:
+    """Return what a plan and a call need of a note."""
+    kernels = note.get("kernels") or [["", [1, 1, 1], [1, 1, 1]]]
+    kept = {key: note[key] for key in ("inputs", "eps", "kept", "corner") if key in note}
+    kept["inputs"] = {k: x for k, x in kept["inputs"].items() if k != "gradient"}
+    own = kernels[0]
+    kept["kernels"] = [[own[0][:80], own[1], own[2]]]
+    rows = 64 if name.startswith("rms_norm") else 1
+    kept["threads"] = own[2][0] * own[1][0] // rows if "compiled" in name else own[2][0]
+    return kept
+
+
+def compared(folder: Path) -> Iterator[tuple[str, dict[str, Any], dict[str, np.ndarray], float]]:
+    """Yield the cases of a capture with a twin: name, note, outputs, share of equal numbers."""
+    for name, (note, outputs) in cases(folder).items():
+        if "failed" in note or "out" not in outputs:
+            continue
+        kept = _noted(name, note)
+        found = outputs_of(name, kept, inputs(kept))
+        if found is not None:
+            a, b = (x["out"].astype(np.float64) for x in (found, outputs))
+            yield name, kept, outputs, float((a == b).mean())
+
+
+def main() -> None:
+    """Print the shares; with a second argument, write the digests there."""
+    stored = {}
+    for name, note, outputs, share in compared(Path(sys.argv[1])):
+        print(f"{share:9.4%}  {name}  {note['kernels'][0][0]}", flush=True)
+        stored[name] = note | {"sha256": digest(outputs["out"]), "type": str(outputs["out"].dtype)}
+    if len(sys.argv) > 2:
+        text = json.dumps({"versions": sys.argv[3:], "cases": stored}, separators=(",", ":"))
+        Path(sys.argv[2]).write_text(text.replace('},"', '},\n"') + "\n")
+
+
+if __name__ == "__main__":
+    main()
