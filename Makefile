@@ -12,7 +12,7 @@ PYTHON_NEWEST ?= python3.13
 VENV_NEWEST := .venv-$(notdir $(PYTHON_NEWEST))
 UNCONSTRAINED := --upgrade --upgrade-strategy eager
 
-.PHONY: demo test quick test-matrix parts thorough coverage lint containers exhaustive engines fuzz hostile killed every-plan mutants gpu-check gpu-kernels gpu-watch gpu-scaling gpu-tensor-core docs linkcheck pages bench bench-check clean
+.PHONY: demo test quick test-matrix parts thorough coverage lint containers exhaustive engines fuzz hostile killed every-plan pairs mutants gpu-check gpu-kernels gpu-watch gpu-scaling gpu-tensor-core docs linkcheck pages bench bench-check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/roundscope trace --sample --layer layer4 --out demo
@@ -99,6 +99,10 @@ PLANS ?= 5000
 
 every-plan: $(READY)  ## random plans in binary64 against exact attention, with every argument of a call
 	$(BIN)/python -m tests.checks.every_plan --plans $(PLANS) --seed $(SEED)
+
+pairs: $(READY)  ## runs of a small model whose difference is known: does `compare` name the operation, it alone, and its share?
+	$(BIN)/python -W ignore -m tests.checks.pairs
+	$(BIN)/python -W ignore -m tests.checks.pairs --layers 12
 
 COPIES ?= 2
 

@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from roundscope.attention.hook import Events
 from roundscope.attention.plans.choices import (
+    BackwardExponent,
     GradientsApart,
     ScaleOfGradient,
     ScoreGradient,
@@ -45,7 +46,12 @@ from roundscope.attention.softmax.exponents import (
     exponents_again,
 )
 from roundscope.attention.softmax.flushed import all_of, empty, flushed
-from roundscope.attention.softmax.logarithm import combined_lse, log_sum_exp, weight
+from roundscope.attention.softmax.logarithm import (
+    combined_lse,
+    log_sum_exp,
+    natural_maximum,
+    weight,
+)
 from roundscope.attention.softmax.maximum import finite, less_maximum
 from roundscope.attention.softmax.row_sums import (
     added_lanes,
@@ -227,7 +233,11 @@ def finish(
     else:
         wide = o if at.plan.normalise_first else _divided(at, o, divisor, of_output)
     out = at(Site.OUT, wide)
-    return Results(out, wide, at(Site.LSE, log_sum_exp(at, scale, m, l)))
+    lse = at(Site.LSE, log_sum_exp(at, scale, m, l))
+    if at.plan.exponent_again is not BackwardExponent.STATE:
+        return Results(out, wide, lse)
+    state_read = at(Site.MS, natural_maximum(at, scale, m)), l * 2.0**-at.plan.offset
+    return Results(out, wide, lse, at.ops.xp.stack(state_read, axis=-1))
 
 
 def log_of_row_sum(at: Events, scale: float, m: Array, l: Array) -> Array:
@@ -265,7 +275,9 @@ def _divided_last(at: Events, last: Last, l: Array) -> Array:
     return register(at, Site.OI, ops.odd_sum(*map(ops.hidden, (new, earlier))))
 
 
-def without_rows_of_no_key(at: Events, out: Array, wide: Array, lse: Array) -> Results:
+def without_rows_of_no_key(
+    at: Events, out: Array, wide: Array, lse: Array, kept: Array | None = None
+) -> Results:
     """Return the results of `finish` with 0, 0 and L = -inf in rows that see no key.
 
     Without this, 0 times an infinite V would make them NaN. In a call with sinks every row sees its
@@ -276,6 +288,7 @@ def without_rows_of_no_key(at: Events, out: Array, wide: Array, lse: Array) -> R
         xp.where(rows[:, None], out, 0.0),
         xp.where(rows[:, None], wide, 0.0),
         xp.where(rows, lse, -math.inf),
+        kept,
     )
 
 
@@ -337,12 +350,16 @@ class Again(NamedTuple):
 
 
 def probabilities(at: Events, scale: float, q: Array, k: Array, lse: Array) -> Again:
-    """Return P of a tile, recomputed from S and L; lse: L, (bq,)."""
+    """Return P of a tile, recomputed from S and from L, (bq,), or from m and l, (bq, 2)."""
     if at.plan.saved_p:
         return saved_probabilities(at, scale, q, k)
     s, c, tanh = capped(at, scale, at.product(Site.S_B, q, k.T), BACKWARD)
-    x = exponents_again(at, c, s, finite(at.ops.xp, lse))
-    return Again(at(Site.EXP_B, exponential_again(at, x)), tanh)
+    if at.plan.exponent_again is not BackwardExponent.STATE:
+        x = exponents_again(at, c, s, finite(at.ops.xp, lse))
+        return Again(at(Site.EXP_B, exponential_again(at, x)), tanh)
+    e = exponential_again(at, exponents_again(at, c, s, lse[:, 0]))
+    inv = replace(at, recorder=None)(Site.INV, inverse(at, lse[:, 1]))  # the forward's event
+    return Again(at(Site.EXP_B, at.ops.multiply(e, inv[:, None])), tanh)
 
 
 def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Again:

@@ -102,7 +102,8 @@ OF_SPLITS = (
 
 def _of_kernel(plan: Plan) -> dict[Site, bool]:
     """Return, for each event that only some kernels have, whether the plan has it."""
-    again = plan.exponent_again is BackwardExponent.FORWARD and not plan.saved_p
+    is_state = plan.exponent_again is BackwardExponent.STATE
+    again = (plan.exponent_again is BackwardExponent.FORWARD or is_state) and not plan.saved_p
     by_result = plan.gradient_scale is ScaleOfGradient.RESULT
     softmax, quotient = (
         plan.score_gradient is how for how in (ScoreGradient.SOFTMAX, ScoreGradient.QUOTIENT)
@@ -119,7 +120,7 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
             or plan.lse_base2
             or plan.kept_state
         ),
-        Site.MS: plan.kept_state,
+        Site.MS: plan.kept_state or is_state,
         Site.DOO: plan.delta_products and plan.delta_from in (DeltaFrom.OUT, DeltaFrom.WIDE_O),
         Site.LS_B: (
             plan.exponent_again is BackwardExponent.AFTER or (again and plan.log2_e is Log2E.SCORES)

@@ -148,10 +148,11 @@ def torch_cpu() -> Plan:
     """Return torch.nn.functional.linear on a CPU with AVX-512: products added in binary32 in chunks
     of 192, which are added to the bias, and one cast (MKL's and oneDNN's products; torch 2.13).
 
-    Equal in every bit in FP32, of calls of 64 rows and 64 to 2048 features, and so are autograd's
-    gradients; between 192 and 384 products the chunks are halves (chunked128 for 256). In BF16 and
-    FP16 the order is another one, which is not known: at least 99.9 % of the numbers are equal in
-    BF16, and 99.5 % in FP16 (tests/operations/test_linear.py).
+    Equal in every bit in FP32 where a sum has up to 192 products or 384 and more, which was
+    compared for 64 rows of 64 to 2048 features, and for autograd's gradients of 384 rows of 64 and
+    1024 features. Between these MKL takes halves (`Y.sum=chunked128` for 256 features), which this
+    plan does not. In BF16 and FP16 the order is another one, which is not known: at least 99.9 % of
+    the numbers are equal in BF16, and 99.5 % in FP16 (tests/operations/test_linear.py).
     """
     plan = in_bf16(Plan, "torch-cpu", *IN_TYPE)
     for site in (Site.Y, Site.DX, Site.DW):

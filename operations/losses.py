@@ -40,6 +40,13 @@ class Site(SiteBase):
     NLL = "NLL", "-LP at the target", Axes.R, "forward", 8
     TOTAL = "TOTAL", "sum of NLL over the rows", Axes.ONE, "forward", 9
     LOSS = "LOSS", "the mean TOTAL / R, TOTAL, or NLL (reduction)", Axes.ONE, "forward", 10
+    DOUT = "DOUT", "gradient of OUT or LOSS", Axes.RF, "inputs", 11
+    DLP = "DLP", "DOUT, or -DOUT / R at the target and 0 elsewhere", Axes.RF, "backward", 12
+    DS = "DS", "sum_v DLP", Axes.R, "backward", 13
+    PE = "PE", "exp(OUT)", Axes.RF, "backward", 14
+    PS = "PS", "PE DS", Axes.RF, "backward", 15
+    DX = "DX", "DLP - PS, or DLP - PE DS in one (fused_gradient)", Axes.RF, "backward", 16
+    DXO = "DXO", "DX as it is stored", Axes.RF, "backward", 17
 
 
 class Form(StrEnum):
@@ -56,8 +63,12 @@ class Plan(BasePlan):
     """The arithmetic of log_softmax and cross entropy."""
 
     SITES: ClassVar = Site
-    PRODUCTS: ClassVar = (Site.S, Site.TOTAL)
-    FACTORS: ClassVar = {Site.S: (Site.EXP,), Site.TOTAL: (Site.NLL,)}
+    PRODUCTS: ClassVar = (Site.S, Site.TOTAL, Site.DS)
+    FACTORS: ClassVar = {
+        Site.S: (Site.EXP,),
+        Site.TOTAL: (Site.NLL,),
+        Site.DS: (Site.DLP,),
+    }
 
     form: Form = choice(
         Form.APART,
@@ -81,34 +92,82 @@ class Plan(BasePlan):
         doc="How ln is computed, one of `Logarithm`: correct (default), cuda or lg2.",
         moves=Moves(forward=3),
     )
+    fused_gradient: bool = choice(
+        False,
+        number=3,
+        doc="True computes the gradient DLP - PE DS by a multiply-add, without the event PS."
+        " Default False.",
+        source="torch on a CPU, whose compiler contracts it",
+        moves=Moves(backward=1),
+    )
 
 
 def log_softmax(at: Events[Plan, Rows], settings: Mapping[str, Any], x: Array) -> tuple[Array, ...]:
-    """Return (out,), for x (R, V)."""
-    return (at(Site.OUT, _log_probabilities(at, x)),)
+    """Return (out,), for x (R, V); and behind it the same, for the backward."""
+    out = at(Site.OUT, _log_probabilities(at, x))
+    return out, out
+
+
+def log_softmax_backward(
+    at: Events[Plan, Rows],
+    settings: Mapping[str, Any],
+    saved: tuple[Array],
+    gradients: tuple[Array],
+) -> dict[str, Array]:
+    """Return the gradient of x."""
+    return {"x": _gradient(at, saved[0], at(Site.DLP, at(Site.DOUT, gradients[0])))}
+
+
+def _gradient(at: Events[Plan, Rows], lp: Array, dlp: Array) -> Array:
+    """Return the gradient of x from that of the log-probabilities lp, (R, V)."""
+    ds = at.product(Site.DS, dlp, at.ops.xp.ones((lp.shape[1], 1)))
+    pe = exponential(at, Site.PE, lp, at.plan.exp)
+    ps = at.ops.multiply(pe, at.ops.xp.broadcast_to(ds, pe.shape))
+    if at.plan.fused_gradient:
+        dx = at(Site.DX, at.ops.odd_sum(dlp, -ps))
+    else:
+        dx = at(Site.DX, dlp - at(Site.PS, ps))
+    return at(Site.DXO, dx)
 
 
 def cross_entropy(
     at: Events[Plan, Rows], settings: Mapping[str, Any], x: Array, target: Array
 ) -> tuple[Array, ...]:
-    """Return (loss,), for x (R, V) and target (R,): the class of each row, or `ignore_index`.
+    """Return (loss,), for x (R, V) and target (R,): the class of each row, or `ignore_index`; and
+    behind it the log-probabilities, the targets, which rows count, and how many, for the backward.
 
     settings: reduction ("mean", "sum" or "none") and ignore_index, whose rows count as absent.
     """
     xp, kind = at.ops.xp, settings["reduction"]
     if kind not in ("mean", "sum", "none"):
         raise ValueError(f"reduction={kind!r}: give mean, sum or none")
-    lp = _log_probabilities(at, x)
+    lp = at(Site.OUT, _log_probabilities(at, x))
     counts = target != settings["ignore_index"]
     own = xp.take_along_axis(lp, xp.where(counts, target, 0)[:, None], axis=1)[:, 0]
     nll = at(Site.NLL, xp.where(counts, -own, 0.0))
+    saved = lp, xp.where(counts, target, 0), counts, counts.sum().astype("float64")
     if kind == "none":
-        return (at(Site.LOSS, nll),)
+        return at(Site.LOSS, nll), *saved
     total = at.product(Site.TOTAL, nll[None, :], xp.ones((nll.shape[0], 1)))[0]
     if kind == "mean":
-        rows = counts.sum().astype("float64")
-        total = at.ops.divide(total, xp.full_like(total, rows))
-    return (at(Site.LOSS, total)[0],)
+        total = at.ops.divide(total, xp.full_like(total, saved[3]))
+    return at(Site.LOSS, total)[0], *saved
+
+
+def cross_entropy_backward(
+    at: Events[Plan, Rows],
+    settings: Mapping[str, Any],
+    saved: tuple[Array, Array, Array, Array],
+    gradients: tuple[Array],
+) -> dict[str, Array]:
+    """Return the gradient of x."""
+    (lp, target, counts, rows), xp = saved, at.ops.xp
+    own = -at(Site.DOUT, gradients[0])
+    if settings["reduction"] == "mean":
+        own = at.ops.divide(own, xp.full_like(own, rows))
+    is_target = (xp.arange(lp.shape[1]) == target[:, None]) & counts[:, None]
+    dlp = at(Site.DLP, xp.where(is_target, own[:, None], 0.0))
+    return {"x": _gradient(at, lp, dlp)}
 
 
 def _log_probabilities(at: Events[Plan, Rows], x: Array) -> Array:
@@ -130,13 +189,15 @@ def torch_cpu() -> Plan:
     its logarithm have the type of x (aten/src/ATen/native/cpu/SoftMaxKernel.cpp,
     vec_log_softmax_lastdim_chunk_kernel; torch 2.13).
 
-    Equal in every bit in BF16 and FP16; in FP32 up to torch's logarithm, which is not correctly
-    rounded for some rows (tests/operations/test_losses.py). The mean and the sum over rows are
-    added in another order than here.
+    Equal in every bit in BF16 and FP16, and so are autograd's gradients; in FP32 up to torch's
+    logarithm, which is not correctly rounded for some rows (tests/operations/test_losses.py). The
+    mean and the sum over rows are added in another order than here.
     """
-    plan = in_bf16(Plan, "torch-cpu", Site.X, Site.S, Site.LN, Site.OUT, Site.NLL, Site.LOSS)
-    plan = plan.adding(Site.S, Accumulator(order=Order.STRIDED, chunk=16))
-    return replace(plan, name="torch-cpu", exp=Exponential.SLEEF)
+    loss = (Site.NLL, Site.LOSS, Site.DOUT, Site.DLP, Site.DXO)
+    plan = in_bf16(Plan, "torch-cpu", Site.X, Site.S, Site.LN, Site.OUT, *loss)
+    for site in (Site.S, Site.DS):
+        plan = plan.adding(site, Accumulator(order=Order.STRIDED, chunk=16))
+    return replace(plan, name="torch-cpu", exp=Exponential.SLEEF, fused_gradient=True)
 
 
 def torch_cuda() -> Plan:
@@ -147,9 +208,10 @@ def torch_cuda() -> Plan:
 
     Equal in every bit in BF16 and FP32, for 256 to 128256 classes
     (tests/operations/test_on_a_gpu.py), and so are the losses of cross_entropy and their mean over
-    up to 16 rows.
+    up to 16 rows. The gradients were not compared.
     """
-    plan = in_bf16(Plan, "torch-cuda", Site.X, Site.OUT, Site.NLL, Site.LOSS)
+    loss = (Site.NLL, Site.LOSS, Site.DOUT, Site.DLP, Site.DXO)
+    plan = in_bf16(Plan, "torch-cuda", Site.X, Site.OUT, *loss)
     plan = plan.adding(Site.S, Accumulator(order=Order.OCTET_STRIDES, chunk=1024))
     plan = plan.adding(Site.TOTAL, Accumulator(order=Order.STRIDED, chunk=32))
     return replace(plan, name="torch-cuda", exp=Exponential.CUDA, log=Logarithm.CUDA)
@@ -162,6 +224,7 @@ LOG_SOFTMAX = Operation(
     inputs=(Value("x", Site.X),),
     outputs=(Value("out", Site.OUT),),
     forward=log_softmax,
+    backward=log_softmax_backward,
     published=published(Plan, torch_cpu, torch_cuda),
     moved=(Site.D, Site.EXP, Site.S, Site.LN, Site.LP, Site.OUT),
 )
@@ -172,6 +235,7 @@ CROSS_ENTROPY = Operation(
     inputs=(Value("x", Site.X), Value("target", None, Shape.NUMBERS)),
     outputs=(Value("loss", Site.LOSS, Shape.NUMBERS),),
     forward=cross_entropy,
+    backward=cross_entropy_backward,
     settings={"reduction": "mean", "ignore_index": -100},
     published=published(Plan, torch_cpu, torch_cuda),
     moved=(Site.D, Site.EXP, Site.S, Site.LN, Site.LP, Site.NLL, Site.TOTAL, Site.LOSS),

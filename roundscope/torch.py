@@ -1,4 +1,40 @@
-"""Roundscope for PyTorch: `roundscope.attention.torch` under the name that users write."""
+"""Roundscope for PyTorch: `roundscope.attention.torch` under the name that users write, and the
+operations of whole models.
+"""
+
+from contextlib import AbstractContextManager
+from typing import Any, Literal
 
 from roundscope.attention.torch import *  # noqa: F403
-from roundscope.attention.torch import __all__ as __all__
+from roundscope.attention.torch import __all__ as _of_attention
+from roundscope.attention.torch import capture as _capture_attention
+from roundscope.operations.models.torch.comparing import compare
+from roundscope.operations.models.torch.recording import Side, capture_operations
+
+__all__ = [*_of_attention, "Side", "compare"]
+
+
+def capture(  # type: ignore[no-redef]  # attention's own has the star
+    model: Any, path: Any, *, what: Literal["attention", "operations"] = "attention", **options: Any
+) -> AbstractContextManager[Any]:
+    """Capture a model while it runs, and write a file at the end.
+
+    Args:
+        model: Any `nn.Module`.
+        path: The safetensors file.
+        what: "attention" for q, k, v and the output of its attention, as
+            `roundscope.attention.torch.capture` says; "operations" for the inputs and results of
+            all its operations, as `operations.models.torch.recording.capture_operations` says.
+        **options: The further arguments of these.
+
+    Returns:
+        A context manager, within which the model runs.
+
+    Raises:
+        ValueError: `what` is neither.
+    """
+    if what == "operations":
+        return capture_operations(model, path, **options)
+    if what != "attention":
+        raise ValueError(f"what={what!r}: must be 'attention' or 'operations'")
+    return _capture_attention(model, path, **options)

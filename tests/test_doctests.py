@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
-from roundscope import attention, emu
+from roundscope import attention, emu, events, operations
 
 
 def sources(package: ModuleType) -> Iterator[tuple[str, Path]]:
@@ -50,12 +50,12 @@ def run(examples: Iterable[str], names: dict[str, object]) -> tuple[int, str]:
 def is_of_a_missing_library(name: str) -> bool:
     """Return whether a module is one of the folders that PyTorch or flax is needed for."""
     missing = [library for library in ("torch", "flax") if find_spec(library) is None]
-    return any(name.startswith(f"roundscope.attention.{library}") for library in missing)
+    return any(f".{library}" in name for library in missing)
 
 
 WITH_EXAMPLES = {
     name: found
-    for package in (emu, attention)
+    for package in (emu, events, attention, operations)
     for name, path in sources(package)
     if not is_of_a_missing_library(name) and (found := texts(path.read_text(encoding="utf-8")))
 }

@@ -269,7 +269,7 @@ def of_head(x: Any, h: int) -> Any:
 
 def together(xs: Sequence[Any]) -> Any:
     """Return structures of arrays, one of each head, as a structure of `Heads`."""
-    return mapped(Heads, stack(list(xs)))
+    return mapped(lambda x: None if x is None else Heads(x), stack(list(xs)))
 
 
 def arrays(x: Any, count: int) -> Any:

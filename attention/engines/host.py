@@ -19,6 +19,7 @@ from jax import Array
 from roundscope.attention.engines import numpy, xla
 from roundscope.attention.engines.custom_call import call
 from roundscope.attention.engines.xla import cast, enter_sinks, leave_sinks, loaded, stored
+from roundscope.attention.plans.choices import BackwardExponent
 from roundscope.attention.plans.traced import HeadPlans, is_stochastic, plan_in
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
@@ -129,11 +130,14 @@ def forward(
     rows = inputs.q.shape[:2]
     out = *rows, inputs.v.shape[2]
     run = partial(_by_plan, _forward, setup)
-    return Results(*_wide(run, [out, out, rows], table, *inputs)), {}
+    is_kept = setup.plan.exponent_again is BackwardExponent.STATE
+    shapes = [out, out, rows, *([(*rows, 2)] if is_kept else [])]
+    return Results(*_wide(run, shapes, table, *inputs)), {}
 
 
-def _forward(setup: Setup, *inputs: np.ndarray) -> tuple[Results, Any]:
-    return numpy.forward(setup, Inputs(*inputs))
+def _forward(setup: Setup, *inputs: np.ndarray) -> tuple[tuple[np.ndarray, ...], Any]:
+    results, seen = numpy.forward(setup, Inputs(*inputs))
+    return tuple(x for x in results if x is not None), seen
 
 
 def backward(

@@ -32,6 +32,10 @@ def _again(p: "PlanRecord") -> str:
             "P is a power of 2 in the backward; it goes with exp=base2 or exp=ex2, here"
             f" exp={p.exp}"
         )
+    if p.exponent_again is BackwardExponent.STATE:
+        for name in ("split_tiles", "kept_state"):
+            if getattr(p, name):
+                return f"reads m and l of whole rows, and {name}={getattr(p, name)} has others"
     return ""
 
 
@@ -84,6 +88,9 @@ def _ds_apart(p: "PlanRecord") -> str:
     )
 
 
+_FROM_L = tuple(how for how in BackwardExponent if how is not BackwardExponent.STATE)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardChoices(RowChoices):
     """The backward."""
@@ -93,8 +100,12 @@ class BackwardChoices(RowChoices):
         number=17,
         called="exponent of the backward",
         doc="How the backward computes P again, one of `BackwardExponent`: forward (default), after"
-        " (cuDNN; it needs exp base2 or ex2), natural (CUTLASS). Those two need an L in base e.",
+        " (cuDNN; it needs exp base2 or ex2), natural (CUTLASS), state (Mosaic; from m and l, which"
+        " event MS keeps; with neither split_tiles nor kept_state). All but forward need an L in"
+        " base e.",
         refused=_again,
+        kernels=_FROM_L,
+        programs=_FROM_L,
         moves=Moves(backward=5, follows=True),
         example="exp=base2 log2_e=scale exponent_again=after",
     )

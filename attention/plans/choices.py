@@ -197,6 +197,10 @@ class BackwardExponent(StrEnum):
     """
     NATURAL = "natural"
     """X_B = SCALED_B - L and `expf` of CUDA's library. CUTLASS."""
+    STATE = "state"
+    """As in the forward, where the event MS rounds m in base e, and EXP_B is the exponential times
+    INV = 1 / l. Pallas through Mosaic on Hopper.
+    """
 
 
 class Logarithm(StrEnum):

@@ -136,9 +136,11 @@ class ExponentChoices(BasePlan):
         doc="A number from 0 up to, but not including, 64. m keeps its old value where it would"
         " grow by this many powers of two or fewer (powers of e with log2_e none). With 0"
         " (default), m is always the maximum.",
-        source="FlashAttention-4 (8 in BF16; 4, later 0, in FP8) and cuDNN's MXFP8 reference (4)",
+        source="FlashAttention-4 (8 in BF16; 4, later 0, in FP8), tokamax (any) and cuDNN's MXFP8"
+        " reference (4)",
         refused=_stale,
         kernels=(0.0,),
+        moves=Moves(forward=16, values=(0.0, 4.0, 8.0)),
         words=("0", "0.5", "4"),
         example="exp=base2 log2_e=scale stale_maximum=4",
     )

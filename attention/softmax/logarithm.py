@@ -70,6 +70,17 @@ def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:
     return ops.odd_sum(ops.multiply(m, LN_2), ln_l)
 
 
+def natural_maximum(at: Events, scale: float, m: Array) -> Array:
+    """Return m in the units of the scaled scores in base e, not rounded yet; 0 where m is -inf.
+
+    scale: the factor by which m is multiplied in plans where m is the maximum of unscaled scores
+    """
+    m = finite(at.ops.xp, m)
+    if at.plan.log2_e is Log2E.NONE:
+        return m
+    return at.ops.multiply(m, scale if at.plan.log2_e is Log2E.MAXIMUM else LN_2)
+
+
 def combined_lse(ops: Ops, lse: Array) -> Array:
     """Return L of whole rows, ln sum_i exp(L_i), (rows,), from the L_i of the splits of the keys.
 

@@ -79,7 +79,7 @@ def backward(
     xp, (q, k, v, mask, sink, *_) = ops.xp, given.inputs
     delta, seen_first = deltas(ops, setup, head, given, do)
     q_tiles, do_tiles, lse_tiles, delta_tiles = (
-        in_tiles(x, setup.block_q) for x in (q, do, given.results.lse, delta)
+        in_tiles(x, setup.block_q) for x in (q, do, given.results.of_rows, delta)
     )
     k_tiles, v_tiles = in_tiles(k, setup.block_k), in_tiles(v, setup.block_k)
     masks = mask_tiles(setup, mask)
@@ -192,7 +192,7 @@ def _delta_from_p_dp(
     """
     q, k, v, mask, sink, *_ = given.inputs
     masks = mask_tiles(setup, mask)
-    of_q, of_do, of_lse = (in_tiles(x, setup.block_q) for x in (q, do, given.results.lse))
+    of_q, of_do, of_lse = (in_tiles(x, setup.block_q) for x in (q, do, given.results.of_rows))
     rows = _Queries(of_q, of_do, of_lse, None, None, masks)
     keys = _Keys(in_tiles(k, setup.block_k), in_tiles(v, setup.block_k), None, None, None)
 
@@ -213,7 +213,7 @@ def _delta_from_p_dp(
             return if_any(ops, setup, tile, masks, compute, sums)
 
         count = 4 if setup.plan.delta_from is DeltaFrom.CENTRED else 2
-        zeros = (ops.xp.zeros_like(x.lse),) * count
+        zeros = (ops.xp.zeros_like(x.do[:, 0]),) * count
         return None, ops.scan(key_tile, zeros, keys._replace(mask=x.mask))[0]
 
     sums: tuple[Array, ...] = ops.scan(query_tile, None, rows)[1]

@@ -104,11 +104,18 @@ class Results(NamedTuple):
     out   the output, (T, Hv)
     wide  the output before its last rounding, (T, Hv)
     lse   L, (T,)
+    kept  m and l, (T, 2), in plans whose backward reads them (`BackwardExponent.STATE`), else None
     """
 
     out: Array
     wide: Array
     lse: Array
+    kept: Array | None = None
+
+    @property
+    def of_rows(self) -> Array:
+        """What the backward computes P from: `kept`, or else L."""
+        return self.lse if self.kept is None else self.kept
 
 
 class Residuals(NamedTuple):
@@ -136,7 +143,10 @@ class Gradients(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """What a tile of a backward reads: its part of q, k, v and dO, and of L and delta."""
+    """What a tile of a backward reads: its part of q, k, v and dO, of L and of delta.
+
+    In plans with `Results.kept`, `lse` is m and l.
+    """
 
     q: Array
     k: Array

@@ -155,6 +155,7 @@ IGNORED = frozenset(
         "use_cache",
         "output_attentions",
         "output_hidden_states",
+        "output_router_logits",
         "return_dict",
         "num_items_in_batch",
         "sliding_window",

@@ -259,6 +259,7 @@ for _name, _function, _class in (  # in the order of the help
     ("trace", tools.trace, Command),
     ("diagnose", diagnose, Command),
     ("identify", tools.identify, Command),
+    ("compare", tools.compare, Command),
     ("check", tools.check, Command),
     ("sweep", tools.sweep, Command),
     ("reproduce", reproduce, Command),

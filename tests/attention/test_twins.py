@@ -61,7 +61,7 @@ def test_it_gives_the_bits_of_its_kernel(twin, kernel, family, causal):
         ("fa3-e4m3", "fa3-fp8", "offset=7"),
         ("fa3-e4m3", "fa3-fp8", "pv_into_o=false"),
         ("fa3-e4m3", "fa3-fp8", "PV.sum=hopper:bf16"),
-        ("tokamax-mosaic", "tokamax-mosaic", "row_sum=tiles"),
+        ("tokamax-mosaic", "tokamax-mosaic", "exponent_again=forward"),
         ("tokamax-mosaic", "tokamax-mosaic", "key_order=descending"),
         ("tokamax-mosaic-stale", "tokamax-mosaic-stale", "stale_maximum=0"),
         ("tokamax-mosaic-stale", "tokamax-mosaic-stale", "stale_maximum=0.5"),

@@ -80,6 +80,15 @@ s = q @ k.swapaxes(-1, -2) / np.sqrt(np.float32(8))
 p = np.exp(s - s.max(-1, keepdims=True))
 np.savez("call.npz", q=q, k=k, v=v, out=p / p.sum(-1, keepdims=True) @ v, layout="BNTH")
 """
+RUN = """
+import torch
+from torch import nn
+from roundscope.torch import capture
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
+with torch.no_grad(), capture(model, "a.safetensors", what="operations"):
+    model(torch.ones(2, 8))
+"""
 # kills its own process before its Nth operation on a file of the folder, or counts them
 AT_WRITE = """
 import os, sys
@@ -160,6 +169,9 @@ VERBS = {
     "accumulators": Verb(("accumulators", "--out", "out")),
     "kernels": Verb(("kernels", "--only", "jax-xla", "--out", "out")),
     "watch": Verb(("watch", "log.jsonl"), (("-c", LOG),)),
+    "compare": Verb(
+        ("compare", "a.safetensors", "a.safetensors", "--out", "out"), (("-c", RUN),)
+    ),
     "check-cast": Verb(
         ("check-cast", "mine:cast", "--format", "fp16", "--out", "out", "--junit", "cast.xml")
     ),

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -47,6 +48,10 @@ PAGES: dict[str, tuple[str, list[str]]] = {
             " --out check-good"
         ],
     ),
+    "compare": (
+        "compare/report.html",
+        ["compare tests.checks.pages:run tests.checks.pages:changed_run --out compare"],
+    ),
     "check-cast": (
         "check-cast/report.html",
         ["check-cast tests.checks.pages:truncated --format bf16 --out check-cast"],
@@ -69,6 +74,21 @@ SCHEMES, WIDTHS, TALL = {"light": 1, "dark": 0}, (1200, 420), 12000
 def truncated(x: np.ndarray) -> np.ndarray:
     """A cast to bfloat16 that cuts off bits where it should round to nearest."""
     return (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def run() -> tuple[Any, Any]:
+    """A run of a small model."""
+    from tests.operations.models import small
+
+    return small.llama(), small.tokens()
+
+
+def changed_run() -> tuple[Any, Any]:
+    """The same with two changes of its arithmetic."""
+    from tests.operations.models import small
+
+    model, tokens = run()
+    return small.with_split_k(small.with_late_cast(model)), tokens
 
 
 def made(folder: Path, name: str) -> bool:

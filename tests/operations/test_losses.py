@@ -12,7 +12,8 @@ from roundscope.operations import OPERATIONS, run
 from roundscope.operations.functions import Exponential
 from roundscope.operations.losses import Form
 from roundscope.operations.run import plan_of
-from tests.operations.by_torch import every_type, share, torch_of
+from tests.operations.by_torch import every_type, share, shares_of_gradients, torch_of
+from tests.operations.by_torch import numbers as in_numpy
 from tests.operations.exactly import numbers, to, total
 
 
@@ -33,6 +34,39 @@ def test_every_bit_of_torch(suffix, classes):
     wanted = torch.nn.functional.cross_entropy(x, target, reduction="none")
     given = {"x": x, "target": target}
     assert share("cross_entropy", f"torch-cpu{suffix}", given, wanted, reduction="none") >= least
+
+
+@every_type
+def test_every_bit_of_the_gradient_of_log_probabilities(suffix):
+    """A difference of two roundings."""
+    torch, dtype = torch_of(suffix, "AVX512")
+    x = (3.0 * torch.randn(50, 1000, generator=torch.Generator().manual_seed(8))).to(dtype)
+    found = shares_of_gradients(
+        "log_softmax", f"torch-cpu{suffix}", lambda x: torch.log_softmax(x, -1), {"x": x}
+    )
+    assert found["x"] >= (0.98 if suffix == "-fp32" else 1.0)  # rows of another logarithm
+
+
+@every_type
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_every_bit_of_the_gradient_of_a_loss(suffix, reduction):
+    """A count of rows that do not count, a gradient at the wrong class."""
+    torch, dtype = torch_of(suffix, "AVX512")
+    generator = torch.Generator().manual_seed(6)
+    x = (3.0 * torch.randn(50, 1000, generator=generator)).to(dtype).requires_grad_()
+    target = torch.randint(0, 1000, (50,), generator=generator)
+    target[3] = -100
+    loss = torch.nn.functional.cross_entropy(x, target, reduction=reduction)
+    after = torch.randn(loss.shape, generator=generator).to(dtype)
+    loss.backward(after)
+    found = run(
+        "cross_entropy",
+        f"torch-cpu{suffix}",
+        {"x": in_numpy(x), "target": target.numpy()},
+        gradients={"loss": in_numpy(after)},
+        settings={"reduction": reduction},
+    ).gradients["x"]
+    assert np.array_equal(found, in_numpy(x.grad))
 
 
 def precise(function, x):

@@ -11,6 +11,7 @@ import typer
 from roundscope.tools.check.options import CheckOptions
 from roundscope.tools.check_cast.options import CheckCastOptions
 from roundscope.tools.cli.commands import few_collections, verb
+from roundscope.tools.compare.options import CompareOptions
 from roundscope.tools.identify.options import IdentifyOptions
 from roundscope.tools.options import Json, to_file
 from roundscope.tools.sweep.options import SweepOptions
@@ -90,6 +91,14 @@ def identify(options: IdentifyOptions) -> None:
     from roundscope.tools.identify import command
 
     command.run(options)
+
+
+@verb
+def compare(options: CompareOptions) -> int:
+    """Name the operation that makes two runs of a model differ, and its share of the gap."""
+    from roundscope.tools.compare import command
+
+    return command.run(options)
 
 
 @verb

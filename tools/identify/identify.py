@@ -13,8 +13,9 @@ from roundscope.attention.grammar.differences import differences
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.emu import round_to
-from roundscope.emu.roundings.modes import BF16
+from roundscope.emu.roundings.modes import BF16, FP16
 from roundscope.emu.stats.comparison import relative_rms
+from roundscope.events.plan import half
 from roundscope.tools.identify import low_bits, search, trial
 from roundscope.tools.identify.candidates import PRESETS, Candidate, emulated, options_of
 from roundscope.tools.identify.compare import (
@@ -200,9 +201,7 @@ def identify(
     gradients = [p.near.equal for n, p in parts.items() if n != "out"]
     is_whole = back is not None and min(gradients) >= NEAR
     base, of_forward = _nearest_name(best.plan if is_whole else found.best.plan)
-    words = differences(
-        replace(best.plan, name=base), TWINS[base].plan if base in TWINS else Plan.preset(base)
-    )
+    words = differences(replace(best.plan, name=base), Plan.preset(base))
     ties = [] if kind is not Kind.SAME else (back or found).ties
     tied = [n for n in dict.fromkeys(_named(c) for c in ties) if n != _named(best)]
     plan = named(base, words if is_whole else of_forward, best)
@@ -423,10 +422,13 @@ def _errors(x: Inputs, out: np.ndarray, got: np.ndarray) -> Errors:
 
 
 def _nearest_name(plan: Plan) -> tuple[str, list[str]]:
-    """Return the twin or preset from which the plan has the fewest changes, and those changes."""
-    bases = {name: twin.plan for name, twin in TWINS.items()} | {
-        name: Plan.preset(name) for name in PRESETS
-    }
+    """Return the twin or preset from which the plan has the fewest changes, and those changes.
+
+    A plan with FP16 is compared with those in FP16 too.
+    """
+    bases = {name: Plan.preset(name) for name in (*TWINS, *PRESETS)}
+    if FP16 in plan.roundings:
+        bases |= {f"{n}-fp16": half(base) for n, base in bases.items() if BF16 in base.roundings}
     words = {name: differences(replace(plan, name=base.name), base) for name, base in bases.items()}
     name = min(words, key=lambda n: len(words[n]))
     return name, words[name]

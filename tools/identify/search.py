@@ -113,10 +113,14 @@ class Tries:
 
 
 def structures(x: Inputs, results: dict[str, np.ndarray]) -> Iterator[Candidate]:
-    """Yield every structure in the formats of these inputs and results."""
+    """Yield every structure in the formats of these inputs and results.
+
+    Results in FP16 are those of a kernel in FP16, even if BF16 holds the inputs.
+    """
     given = narrowest(*candidates.stored(x))
+    is_half = FP16 in (given, narrowest(*results.values()))
     for c in candidates.structures(x.q.shape[-1], x.k.shape[1], x.is_cut):
-        yield candidates.leaving(candidates.in_half(c) if given == FP16 else c, results)
+        yield candidates.leaving(candidates.in_half(c) if is_half else c, results)
     if given == E4M3:
         for c in candidates.structures(x.q.shape[-1], x.k.shape[1], x.is_cut):
             for narrow in candidates.in_fp8(c, x.k.shape[1], has_scales=bool(x.scales)):

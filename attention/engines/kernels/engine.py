@@ -229,7 +229,7 @@ def stored(setup: Setup, several: Several | None, given: Residuals) -> Residuals
     """
     if several is not None:
         return given
-    inputs, (out, wide, lse) = given
+    inputs, (out, wide, lse, _) = given
     group = inputs.q.shape[0] // inputs.k.shape[0]
     call = Call(setup=setup, on_gpu=jax.default_backend() == "gpu", group=group)
     reads = setup.plan.delta_from
@@ -249,7 +249,7 @@ def loaded(kept: Residuals) -> Residuals:
     with jax.enable_x64(True):
         wide = (x.astype(jnp.float64) for x in (q, k, v))
         unread = jnp.zeros((*q.shape[:2], v.shape[2]))
-        read = (unread if x is None else x.astype(jnp.float64) for x in results)
+        read = (unread if x is None else x.astype(jnp.float64) for x in results[:3])
         return Residuals(Inputs(*wide, *others), Results(*read))
 
 
@@ -281,7 +281,7 @@ def sink_gradients(
 @partial(jax.jit, static_argnums=0)
 def _backward(setup: Setup, given: Residuals, do: Array, several: Several | None) -> Any:
     """Return the gradients, and what was recorded of query heads and of key heads, by name."""
-    (q, k, v, mask, *_), (out, _, lse) = given
+    (q, k, v, mask, *_), (out, _, lse, _) = given
     heads, keys = q.shape[0], k.shape[0]
     group, each = heads // keys, None if several is None else several.each
     masked = None if mask is None else 0  # the axis of heads

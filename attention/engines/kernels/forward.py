@@ -149,9 +149,9 @@ def _forward(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
     def finish(setup: Setup, m: Array, l: Array, o: Array) -> tuple[tuple[Array, ...], Seen]:
         at = events_of_rows(setup, h, i, seeing[0][...] != 0 if seeing else None)
         is_apart = jnp.full(setup.block_q, i == 0) if has_first_tile_apart(setup) else None
-        out, wide, lse = algorithm.finish(at, setup.scale, State(m, l, o), is_apart)
+        out, wide, lse, _ = algorithm.finish(at, setup.scale, State(m, l, o), is_apart)
         if seeing or setup.queries % setup.block_q:
-            out, wide, lse = algorithm.without_rows_of_no_key(at, out, wide, lse)
+            out, wide, lse, _ = algorithm.without_rows_of_no_key(at, out, wide, lse)
         return (out, lse, wide)[: len(results)], at.seen()
 
     names = [call.left(site) for site in (Site.OUT, Site.LSE, None)][: len(results)]

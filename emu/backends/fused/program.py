@@ -282,7 +282,9 @@ def program(
     result = function(ops, *mapped(entered, like, narrow))
     leaves: list[tuple[Node, ...]] = []
     form = _outline(graph, result, leaves)
-    return _of(graph, inputs, leaves), lambda arrays: mapped(lambda n: arrays[n], form)
+    return _of(graph, inputs, leaves), lambda arrays: mapped(
+        lambda n: None if n is None else arrays[n], form
+    )
 
 
 def _of(graph: Graph, inputs: Sequence[Node], outputs: Sequence[tuple[Node, ...]]) -> Program:
@@ -295,7 +297,10 @@ def _of(graph: Graph, inputs: Sequence[Node], outputs: Sequence[tuple[Node, ...]
 
 
 def _outline(graph: Graph, x: Any, leaves: list[tuple[Node, ...]]) -> Any:
-    """Return a result with the number of an output for each node and for summaries of a dict."""
+    """Return a result with the number of an output for each node and for summaries of a dict.
+
+    None stays None.
+    """
     if isinstance(x, dict):
         names = tuple(name for name, part in x.items() if _is_summary(graph, part))
         others = {name: _outline(graph, x[name], leaves) for name in x if name not in names}
@@ -305,6 +310,8 @@ def _outline(graph: Graph, x: Any, leaves: list[tuple[Node, ...]]) -> Any:
         return {names: len(leaves) - 1} | others
     if isinstance(x, tuple):
         return rebuilt(x, (_outline(graph, part, leaves) for part in x))
+    if x is None:
+        return None
     leaves.append((graph.of(x),))
     return len(leaves) - 1
 

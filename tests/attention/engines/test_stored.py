@@ -43,7 +43,7 @@ def kept(plan, inject=()):
 
 
 def flat(given):
-    return (*given.inputs[:3], *given.results)
+    return (*given.inputs[:3], *given.results[:3])
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,15 @@ def _fill(folder: Path) -> None:
     save_file({"q": q, "k": k, "v": v, "do": do}, folder / "t.safetensors", {"layout": "BNTH"})
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        import torch
+
         import roundscope as rs
+        from roundscope.torch import capture
 
         made = rs.attend(*(x.transpose(0, 2, 1, 3) for x in (q, k, v)), plan="fa2-bf16")
+        model = torch.nn.Linear(8, 8)
+        with torch.no_grad(), capture(model, folder / "a.safetensors", what="operations"):
+            model(torch.ones(2, 8))
     made = np.ascontiguousarray(np.asarray(made, np.float32).transpose(0, 2, 1, 3))
     save_file(
         {"q": q, "k": k, "v": v, "out": made},

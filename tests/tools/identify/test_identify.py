@@ -67,10 +67,12 @@ def on_tf32(plan, *changes):
     return plan.adding("PV", Accumulator.tensor_core("hopper", "tf32")).changed(*changes)
 
 
-@pytest.mark.parametrize("name", ["cudnn", "eager"])
+@pytest.mark.parametrize("name", ["cudnn", "cudnn-fp16", "eager"])
 def test_a_twin_is_named(name):
-    """So few tokens may not tell it from another, which is then named beside it."""
-    found = of(returned(TWINS[name].plan))
+    """So few tokens may not tell it from another, which is then named beside it. BF16 holds the
+    inputs, of a kernel in FP16 too.
+    """
+    found = of(returned(Plan.preset(name)))
     assert found.kind is Kind.SAME and name in plans(found) and found.parts["out"].near.equal == 1.0
     assert found.verdict.startswith(f"These are the numbers of {found.plan}: all 4,096") and all(
         t in found.verdict for t in found.ties

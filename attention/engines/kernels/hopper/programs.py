@@ -311,7 +311,7 @@ def _of_rows(setup: Setup, out: Array, m: Array, l: Array) -> tuple[Array, Array
         lse = algorithm.log_of_row_sum(at, setup.scale, m, l)
         if setup.queries == out.shape[0]:
             return out, lse
-        out, _, lse = algorithm.without_rows_of_no_key(at, out, out, lse)
+        out, _, lse, _ = algorithm.without_rows_of_no_key(at, out, out, lse)
         return out, lse
 
     found: tuple[Array, Array] = jax.vmap(of_head)(jnp.arange(out.shape[0]), out, m, l)

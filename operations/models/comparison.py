@@ -1,0 +1,516 @@
+"""`compare_tapes`: where two runs of a model differ first, which operations make the difference,
+and how much of the gap between their log-probabilities each of them is worth.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isnan, nan
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from roundscope.operations.models.align import (
+    Alignment,
+    Incomparable,
+    Name,
+    Slot,
+    align,
+    title,
+)
+from roundscope.operations.models.replay import (
+    NotRunnable,
+    Replay,
+    check_replays,
+    log_softmax,
+    same,
+    wide,
+)
+from roundscope.operations.models.shares import Share, shares
+from roundscope.operations.models.tape import UNKNOWN, Entry, Tape, refs
+from roundscope.operations.models.tape_file import digested
+
+TOP = 8  # the most probable tokens that are compared as a set
+FEW = 5  # names up to which all are told
+REPEATS = 4  # runs with other last bits, by which the noise of a share is measured
+NAMES: tuple[Name, Name] = ("a", "b")
+Made = Literal["here", "inherited", "equal", "undecided"]
+
+
+class Row(NamedTuple):
+    """An operation of two runs.
+
+    number    its number among the operations that were compared
+    title     its name and module
+    operation its name
+    function  what computed it, in the first and in the second run
+    made      "equal" results; a difference made "here", where the first run's arithmetic gives
+              other results on the second run's inputs; "inherited" from its inputs; or "undecided"
+    differ    the share of its numbers that differ, on the same inputs if it is made here
+    ulps      the largest difference of these, in units of the last place of the coarser type
+    """
+
+    number: int
+    title: str
+    operation: str
+    function: tuple[str, str]
+    made: Made
+    differ: float
+    ulps: float
+
+
+class Group(NamedTuple):
+    """Operations whose arithmetic differs in the same way.
+
+    name      the operation
+    a, b      what computes it in either run
+    rows      the numbers of its rows
+    share     its part of the gap
+    alone     the gap that it makes alone, as a part of the whole one
+    without   what is missing from the gap where all others are put in
+    noise     how far `alone` moves if last bits of its results are rolled again
+    """
+
+    name: str
+    a: str
+    b: str
+    rows: tuple[int, ...]
+    share: float
+    alone: float
+    without: float
+    noise: float
+
+    def __str__(self) -> str:
+        return self.name if self.a == self.b else f"{self.name} (A: {self.a}; B: {self.b})"
+
+    @property
+    def is_told_apart(self) -> bool:
+        """Whether its share is above its noise."""
+        return abs(self.share) > self.noise
+
+
+class Flip(NamedTuple):
+    """A decision that differs: the most probable token or tokens, or the experts of a token.
+
+    position  of the token
+    what      "argmax" or "top-8" of the logits, or "experts" of a module that routes tokens
+    a, b      the tokens or experts of either run that the other has not
+    margin    in the first run's logits or scores, by which it was decided
+    """
+
+    position: int
+    what: str
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+    margin: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What differs between two runs.
+
+    Attributes:
+        equal: Whether every result of every operation is equal.
+        rows: The operations in the order of the first run.
+        first: The first whose result differs from equal inputs; None if there is none.
+        groups: What makes the difference, the largest share first.
+        left: The part of the gap that is not explained by the groups.
+        interaction: What the gaps of each group alone miss of the whole one.
+        unknown: How many operations are not known by a name in either run.
+        gap: The difference of the log-probabilities by token, second minus first.
+        kl: The mean over tokens of KL(first || second), in nats; None without logits.
+        mean: The mean of |gap|.
+        largest: The largest |gap|.
+        is_logprobs: Whether the gap is one of log-probabilities; else of the outputs.
+        flips: Decisions that differ.
+        notes: What else a reader must know.
+    """
+
+    equal: bool
+    rows: tuple[Row, ...]
+    first: Row | None
+    groups: tuple[Group, ...]
+    left: float
+    interaction: float
+    unknown: int
+    gap: np.ndarray
+    kl: float | None
+    mean: float
+    largest: float
+    is_logprobs: bool
+    flips: tuple[Flip, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        """The answer in a sentence."""
+        what = "log-probabilities" if self.is_logprobs else "numbers of the output"
+        count = f"{len(self.rows):,} operations, {self.gap.size:,} {what}"
+        if self.equal:
+            return f"The two runs are equal: {count}, every bit."
+        if not self.groups:
+            made = sum(row.made == "undecided" for row in self.rows)
+            if not made:
+                return f"The {what} are equal, though intermediate results differ."
+            return (
+                f"The two runs differ, and of {made} operations it is not decided which makes it."
+            )
+        if not self.gap.any():
+            names = ", ".join(group.name for group in self.groups)
+            return f"The {what} are equal, every bit; {names} differ."
+        if isnan(self.groups[0].share):
+            names = ", ".join(str(group) for group in self.groups)
+            return f"The {what} differ; made by {names}."
+        parts = [f"{group}: {group.share:.0%}" for group in self.groups if group.is_told_apart]
+        rest = [str(group) for group in self.groups if not group.is_told_apart]
+        parts += [f"{', '.join(rest)}: not told apart from noise"] if rest else []
+        return f"The gap of the {what} is made by {'; '.join(parts)}."
+
+
+def compare_tapes(
+    a: Tape,
+    b: Tape,
+    *,
+    identify: Callable[[Tape, int], str] = lambda tape, number: "",
+    tell: Callable[[str], None] = lambda text: None,
+) -> Comparison:
+    """Compare two runs of a model on the same inputs.
+
+    Args:
+        a: A run.
+        b: The other one.
+        identify: Says which arithmetic an entry of a tape has, in words, "" where it is not known.
+        tell: Told what is done, in words.
+
+    Raises:
+        Incomparable: They are of other tokens or weights, or of operations that do not correspond.
+        ReplayError: A run, run again, gives other bits.
+    """
+    _check(a, b)
+    replay = Replay(align(a, b))
+    for number in range(len(replay.pairs)):
+        if lost := replay.unconnected(number):
+            names = ", ".join(
+                a.entries[a.made_by[v]].title if v in a.made_by else str(v) for v in lost
+            )
+            raise Incomparable(f"{_title(replay.alignment, number)}: only one run reads {names}")
+    tell("running both runs again")
+    for tape in (a, b):
+        check_replays(tape)
+    tell("comparing operations")
+    rows = [_row(replay, number) for number in range(len(replay.pairs))]
+    rows = [row for row in rows if row.operation]
+    ends = [replay.ended_with(name, replay.last(name)) for name in NAMES]
+    if ends[0].shape != ends[1].shape:
+        raise Incomparable(f"the runs end with {ends[0].size} and {ends[1].size} numbers")
+    gap = ends[1] - ends[0]
+    found = _groups(rows)
+    groups: list[Group] = []
+    left = interaction = 0.0
+    worth: dict[str, Share] = {}
+    noise: dict[str, float] = {}
+    notes = _notes(a, b)
+    if found and (size := float(gap @ gap)) > 0:
+        tell(f"replaying {len(found)} groups of operations")
+
+        def value(names: frozenset[str]) -> float:
+            swapped = {n for name in names for n in found[name]}
+            return float((replay.ended(swapped) - ends[0]) @ gap) / size
+
+        try:
+            worth = shares(list(found), value)
+            noise = {name: _noise(replay, found[name], worth[name], ends[0], gap) for name in found}
+            left = 1.0 - value(frozenset(found))
+            interaction = 1.0 - left - sum(share.alone for share in worth.values())
+        except NotRunnable as error:
+            worth = {}
+            notes.append(
+                f"no shares: {error} cannot run on other inputs from a file; compare the models"
+                " themselves"
+            )
+    if replay.put_in:
+        notes.append(
+            f"{len(replay.put_in)} operations cannot run on other inputs, so their difference was"
+            " put in: shares are not exact"
+        )
+    for name, own in found.items():
+        share = worth.get(name, Share(nan, nan, nan))
+        words = _words(replay, own[0], identify)
+        groups.append(Group(name, *words, own, *share, noise.get(name, 0.0)))
+    groups.sort(key=lambda group: -abs(group.share))
+    logits = _logits(replay)
+    return Comparison(
+        equal=all(row.made == "equal" for row in rows) and not gap.any(),
+        rows=tuple(rows),
+        first=next((row for row in rows if row.made == "here"), None),
+        groups=tuple(groups),
+        left=left,
+        interaction=interaction,
+        unknown=sum(_has_unknown(replay.alignment, row.number) for row in rows),
+        gap=gap,
+        kl=None if logits is None else _kl(*logits),
+        mean=float(np.abs(gap).mean()) if gap.size else 0.0,
+        largest=float(np.abs(gap).max(initial=0.0)),
+        is_logprobs=(a.logprobs if a.logits is None else a.logits) is not None,
+        flips=(*([] if logits is None else _flips(*logits)), *_routes(replay)),
+        notes=tuple(notes),
+    )
+
+
+def _check(a: Tape, b: Tape) -> None:
+    """Refuse runs of other tokens, or of other weights."""
+    if (a.tokens is None) != (b.tokens is None):
+        raise Incomparable("tokens: one run read tokens and the other one did not")
+    weights = digested(a), digested(b)
+    for name, one in weights[0].items():
+        two = weights[1].get(name, one)
+        if one[:2] == two[:2] and one[2] != two[2]:
+            raise Incomparable(f"{name}: the runs are of other weights")
+    if a.tokens is not None and b.tokens is not None:
+        n = min(len(a.tokens), len(b.tokens))
+        x, y = (t.tokens[t.row * n : t.row * n + n] for t in (a, b))  # type: ignore[index]
+        if x.shape != y.shape or (x != y).any():
+            raise Incomparable(
+                f"tokens: the runs read other ones, {x.shape} and {y.shape}; give both the same"
+            )
+
+
+def _has_unknown(alignment: Alignment, number: int) -> bool:
+    return any(
+        alignment.tape(name).entries[n].operation == UNKNOWN
+        for name in NAMES
+        for call in getattr(alignment.pairs[number], name)
+        for n in call
+    )
+
+
+def _title(alignment: Alignment, number: int) -> str:
+    pair = alignment.pairs[number]
+    longer = (alignment.b, pair.b) if len(pair.b[0]) > len(pair.a[0]) else (alignment.a, pair.a)
+    return title(*longer)
+
+
+def _row(replay: Replay, number: int) -> Row:
+    """Return what became of an operation: equal, made here, or inherited."""
+    pair, a, b = replay.pairs[number], replay.alignment.a, replay.alignment.b
+    entries_a = [a.entries[n] for n in pair.a[0]]
+    entries_b = [b.entries[n] for n in pair.b[0]]
+    longer = entries_b if len(entries_b) > len(entries_a) else entries_a
+    recorded = replay.recorded
+    is_last = number == len(replay.pairs) - 1
+
+    def numbers(name: Name, slots: dict[Slot, Any]) -> list[np.ndarray]:
+        if is_last:
+            return [replay.end_of(name, slots)]
+        return [replay.alignment.tape(name).arrays.numpy(slots[s]) for s in sorted(slots)]
+
+    def results(name: Name) -> dict[Slot, Any]:
+        return {s: x for s, x in recorded[name].items() if s[0] == number}
+
+    if is_last:
+        own, other = (numbers(n, recorded[n]) for n in NAMES)
+    else:
+        own, other = numbers("a", results("a")), numbers("b", results("b"))
+    is_equal = all(map(same, own, other))
+    inputs = replay.reads(number)
+    reads_equal = all(
+        same(a.arrays.numpy(recorded["a"][s]), b.arrays.numpy(recorded["b"][s])) for s in inputs
+    )
+    made: Made = "equal"
+    if not (is_equal and reads_equal):
+        try:
+            found = recorded["b"] if is_last else replay.run("a", number, recorded["b"])
+            again = numbers("a", found)
+            if not all(map(same, again, other)):
+                made, own = "here", again
+            elif not is_equal:
+                made = "inherited"
+        except NotRunnable:
+            made = "here" if reads_equal else "undecided"
+    differ, ulps = _differences(own, other)
+    is_shown = bool(longer) or made in ("here", "undecided")
+    operation = _summed([entry.operation for entry in longer]) or "end"
+    return Row(
+        number=number,
+        title=_summed([entry.title for entry in longer]) or "the end of the run",
+        operation=operation if is_shown else "",
+        function=(_functions(entries_a), _functions(entries_b)),
+        made=made,
+        differ=differ,
+        ulps=ulps,
+    )
+
+
+def _functions(entries: Sequence[Entry]) -> str:
+    return _summed([entry.function.removeprefix("torch.") for entry in entries])
+
+
+def _summed(words: Sequence[str]) -> str:
+    """Return words as a sum, each once; of many the first and the last."""
+    each = list(dict.fromkeys(words))
+    if len(each) > FEW:
+        return f"{each[0]} to {each[-1]} ({len(words)} operations)"
+    return " + ".join(each)
+
+
+def _differences(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Return the share of numbers that differ, and the largest difference in ulps."""
+    count = total = 0
+    largest = 0.0
+    for one, two in zip(x, y, strict=True):
+        narrow = min((one.dtype, two.dtype), key=lambda dtype: dtype.itemsize)
+        u, v = wide(one), wide(two)
+        unequal = (u != v) & ~(np.isnan(u) & np.isnan(v))
+        count, total = count + int(unequal.sum()), total + u.size
+        finite = unequal & np.isfinite(u) & np.isfinite(v)
+        if finite.any():
+            top = np.maximum(np.abs(u[finite]), np.abs(v[finite]))
+            apart = np.abs(u[finite] - v[finite]) / _ulp(top, narrow)
+            largest = max(largest, float(apart.max()))
+    return (count / total if total else 0.0), largest
+
+
+def _ulp(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return the unit of the last place of normal numbers in a type."""
+    digits = {"bfloat16": 8, "float16": 11, "float32": 24, "float8_e4m3fn": 4, "float8_e5m2": 3}
+    exponent = np.frexp(x)[1]
+    ulp: np.ndarray = np.ldexp(1.0, exponent - digits.get(dtype.name, 53))
+    return ulp
+
+
+def _groups(rows: Sequence[Row]) -> dict[str, tuple[int, ...]]:
+    """Return the operations whose arithmetic differs in the same way, by a name for them."""
+    found: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        if row.made == "here":
+            found.setdefault((row.operation, *row.function), []).append(row)
+    named: dict[str, tuple[int, ...]] = {}
+    for (operation, *_), own in found.items():
+        lasts = {row.title.rpartition(".")[2] for row in own}
+        total = sum(row.operation == operation for row in rows)
+        last = lasts.pop() if len(lasts) == 1 and len(own) < total else ""
+        base = f"{operation} {last}".strip() if "." in own[0].title else str(operation)
+        name = base
+        while name in named:
+            name += "'"
+        named[name] = tuple(row.number for row in own)
+    return named
+
+
+def _noise(
+    replay: Replay, own: Sequence[int], worth: Share, start: np.ndarray, gap: np.ndarray
+) -> float:
+    """Return how far the share of a group alone moves if last bits of its results are others."""
+    if max(own) == len(replay.pairs) - 1:
+        return 0.0
+    size = float(gap @ gap)
+    rolled = [
+        float((replay.ended(own, {n: 1000 * r + n for n in own}) - start) @ gap) / size
+        for r in range(REPEATS)
+    ]
+    return float(np.sqrt(np.mean((np.array(rolled) - worth.alone) ** 2)))
+
+
+def _words(replay: Replay, number: int, identify: Callable[[Tape, int], str]) -> tuple[str, str]:
+    """Return what computes a pair in either run, in words that differ where the runs do."""
+    words, types = [], []
+    for name in NAMES:
+        tape = replay.alignment.tape(name)
+        entries = [tape.entries[n] for n in getattr(replay.pairs[number], name)[0]]
+        exact = identify(tape, entries[0].number) if len(entries) == 1 else ""
+        words.append(exact or _functions(entries))
+        types.append(tape.values[entries[-1].outputs[0]].dtype if entries else "")
+    if types[0] != types[1]:
+        words = [f"{text} in {dtype}".strip() for text, dtype in zip(words, types, strict=True)]
+    elif words[0] == words[1]:
+        words = [
+            f"{text}{how}" for text, how in zip(words, _ways(replay.alignment, number), strict=True)
+        ]
+    return words[0], words[1]
+
+
+def _ways(alignment: Alignment, number: int) -> list[str]:
+    """Return how often a pair is called, or of which shape its result is, where these differ."""
+    passes, shapes = [], []
+    for name in NAMES:
+        calls, tape = getattr(alignment.pairs[number], name), alignment.tape(name)
+        passes.append(len(calls))
+        outputs = tape.entries[calls[0][-1]].outputs if calls[0] else ()
+        shapes.append(tape.values[outputs[0]].shape if outputs else ())
+    if passes[0] != passes[1]:
+        return [", once" if n == 1 else f", in {n} forward passes" for n in passes]
+    if shapes[0] != shapes[1]:
+        return [f", {shape}" for shape in shapes]
+    return ["", ""]
+
+
+def _logits(replay: Replay) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the logits of both runs as (tokens, vocabulary), if they have any."""
+    found = []
+    for name in NAMES:
+        tape = replay.alignment.tape(name)
+        if tape.logits is None:
+            return None
+        x = replay.compared(name, wide(tape.numpy(tape.logits)))
+        found.append(x.reshape(-1, x.shape[-1]))
+    return (found[0], found[1]) if found[0].shape == found[1].shape else None
+
+
+def _kl(a: np.ndarray, b: np.ndarray) -> float:
+    p, q = log_softmax(a), log_softmax(b)
+    return float((np.exp(p) * (p - q)).sum(-1).mean())
+
+
+def _flips(a: np.ndarray, b: np.ndarray) -> list[Flip]:
+    found = []
+    for what, k in (("argmax", 1), (f"top-{TOP}", TOP)):
+        if k >= a.shape[-1]:
+            continue
+        best = [np.sort(np.argpartition(-x, k - 1)[:, :k]) for x in (a, b)]
+        for t in np.flatnonzero((best[0] != best[1]).any(-1)):
+            one, two = set(best[0][t].tolist()), set(best[1][t].tolist())
+            sorted_a = np.sort(a[t])[::-1]
+            margin = float(sorted_a[k - 1] - sorted_a[k])
+            found.append(
+                Flip(int(t), what, tuple(sorted(one - two)), tuple(sorted(two - one)), margin)
+            )
+    return found
+
+
+def _routes(replay: Replay) -> list[Flip]:
+    """Return the tokens that go to other experts: functions `topk` of tables of as many rows."""
+    chosen = [
+        [e for e in tape.entries if e.function.rpartition(".")[2] == "topk"]
+        for tape in (replay.alignment.a, replay.alignment.b)
+    ]
+    found = []
+    for one, two in zip(*chosen, strict=False):
+        tables = []
+        for tape, entry in zip((replay.alignment.a, replay.alignment.b), (one, two), strict=True):
+            if len(entry.outputs) != 2 or tape.values[entry.outputs[1]].array is None:
+                return []
+            tables.append(tape.numpy(entry.outputs[1]))
+        x, y = tables
+        if one.module != two.module or x.shape != y.shape or x.ndim != 2:
+            continue
+        differ = np.flatnonzero((np.sort(x, -1) != np.sort(y, -1)).any(-1))
+        if not differ.size:
+            continue
+        ranked = -np.sort(-wide(replay.alignment.a.numpy(refs(one.arguments)[0])), -1)
+        for t in differ:
+            a, b = set(x[t].tolist()), set(y[t].tolist())
+            k = x.shape[-1]
+            margin = float(ranked[t, k - 1] - ranked[t, k]) if k < ranked.shape[-1] else 0.0
+            what = f"experts {one.module}"
+            found.append(Flip(int(t), what, tuple(sorted(a - b)), tuple(sorted(b - a)), margin))
+    return found
+
+
+def _notes(a: Tape, b: Tape) -> list[str]:
+    notes = [
+        f"{name}: {a.about.get(name, 'not said')} and {b.about.get(name, 'not said')}"
+        for name in sorted({*a.about, *b.about})
+        if a.about.get(name) != b.about.get(name)
+    ]
+    if a.logprobs is None and a.tokens is not None:
+        notes.append("the log-probabilities are computed from the logits in binary64")
+    return notes

@@ -1,0 +1,271 @@
+"""Running the operations of two runs again, each with the arithmetic of either run.
+
+`Replay.ended(swapped)` is the first run with some operations of the second one in the places of its
+own. An operation runs with what leads to it since the operations before: views, and casts. Where
+the results that it is given are of another type than in its own run, they are rounded to that type
+first.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from roundscope.operations.models.align import Alignment, Name, Port, Slot, ending, title
+from roundscope.operations.models.tape import Tape
+
+Slots = Mapping[Slot, Any]
+
+
+class ReplayError(RuntimeError):
+    """A run does not give the same bits again, so nothing can be said by replaying it."""
+
+
+class NotRunnable(RuntimeError):
+    """An operation that cannot run on other inputs than those that were captured."""
+
+
+def check_replays(tape: Tape) -> None:
+    """Run every entry of a tape that can run again, and compare every bit of every result.
+
+    Raises:
+        ReplayError: One differs; it is named.
+    """
+    for entry in tape.entries:
+        if entry.number not in tape.runners:
+            continue
+        if "empty" in entry.function.rpartition(".")[2]:  # whose numbers mean nothing
+            continue
+        again = tape.run(entry.number, {})
+        for value, x in zip(entry.outputs, again, strict=True):
+            if not same(tape.numpy(value), tape.arrays.numpy(x)):
+                raise ReplayError(
+                    f"{entry.title}, entry {entry.number} ({entry.function}): run again on the same"
+                    " inputs it gives other bits; make it deterministic (dropout off, one thread,"
+                    " no atomics), or compare runs without it"
+                )
+
+
+def same(x: np.ndarray, y: np.ndarray) -> bool:
+    """Return whether two arrays hold the same numbers, NaN equal to NaN and 0 not to -0."""
+    if x.shape != y.shape:
+        return False
+    if x.dtype == y.dtype and x.tobytes() == y.tobytes():
+        return True
+    x, y = wide(x), wide(y)
+    return bool(np.all(((x == y) & (np.signbit(x) == np.signbit(y))) | (np.isnan(x) & np.isnan(y))))
+
+
+def wide(x: np.ndarray) -> np.ndarray:
+    """Return numbers in binary64."""
+    return x.astype(np.float64)
+
+
+class Replay:
+    """Two aligned runs, whose operations run again."""
+
+    def __init__(self, alignment: Alignment) -> None:
+        self.alignment, self.pairs = alignment, alignment.pairs
+        self.put_in: set[int] = set()  # pairs of which only a difference is put in
+        self._plans: dict[tuple[Name, int, int], tuple[list[int], set[int]]] = {}
+
+    @cached_property
+    def recorded(self) -> dict[Name, dict[Slot, Any]]:
+        """The results of the pairs as either run had them."""
+        found: dict[Name, dict[Slot, Any]] = {"a": {}, "b": {}}
+        for name, slots in self.alignment.results.items():
+            tape = self.alignment.tape(name)
+            for slot, values in slots.items():
+                found[name][slot] = self._slot(name, slot, [tape.values[v].array for v in values])
+        return found
+
+    def _slot(self, name: Name, slot: Slot, arrays: Sequence[Any]) -> Any:
+        """Return a result from what a run has of it."""
+        tape = self.alignment.tape(name)
+        port = self.alignment.ports[name][self.alignment.results[name][slot][0]]
+        if port.kind == "part":
+            return tape.arrays.joined(arrays, port.axis)
+        if port.kind == "rows":
+            return tape.arrays.part(arrays[0], 0, port.start, port.length)
+        return arrays[0]
+
+    def _value(self, name: Name, value: int, port: Port, slots: Slots) -> Any:
+        """Return a value of a run from a result, in the type that it has in that run."""
+        tape = self.alignment.tape(name)
+        x = tape.arrays.cast(slots[port.slot], tape.values[value].dtype)
+        if port.kind == "part":
+            return tape.arrays.part(x, port.axis, port.start, port.length)
+        if port.kind == "rows":
+            return tape.arrays.put(tape.values[value].array, port.start, x)
+        return x
+
+    def _plan(self, name: Name, pair: int, call: int) -> tuple[list[int], set[int]]:
+        """Return what runs for a call of a pair, and the values that it begins with."""
+        key = (name, pair, call)
+        if key not in self._plans:
+            tape, numbers = self.alignment.tape(name), getattr(self.pairs[pair], name)[call]
+            if pair == len(self.pairs) - 1:
+                self._plans[key] = tape.needs([ending(tape)], numbers)
+            else:
+                results = self.alignment.results[name]
+                own = [
+                    v
+                    for slot, values in results.items()
+                    if slot[0] == pair
+                    for v in values
+                    if tape.made_by[v] in numbers
+                ]
+                self._plans[key] = tape.needs(own, numbers)
+        return self._plans[key]
+
+    def reads(self, pair: int) -> set[Slot]:
+        """Return the results that a pair reads, in either run."""
+        found: set[Slot] = set()
+        for name in ("a", "b"):
+            ports = self.alignment.ports[name]
+            for call in range(len(getattr(self.pairs[pair], name))):
+                begin = self._plan(name, pair, call)[1]
+                found |= {ports[v].slot for v in begin if v in ports}
+        return found
+
+    def unconnected(self, pair: int) -> set[int]:
+        """Return values of operations that a pair reads in one run, and the other one has not."""
+        found: set[int] = set()
+        for name in ("a", "b"):
+            tape, ports = self.alignment.tape(name), self.alignment.ports[name]
+            for call in range(len(getattr(self.pairs[pair], name))):
+                begin = self._plan(name, pair, call)[1]
+                found |= {v for v in begin if v in tape.made_by and v not in ports}
+        return found
+
+    def run(self, name: Name, pair: int, slots: Slots) -> dict[Slot, Any]:
+        """Return the results of a pair with the arithmetic of a run.
+
+        Args:
+            name: The run whose arithmetic it is.
+            pair: The number of the pair.
+            slots: The results that it reads, of whatever run.
+        """
+        tape, ports = self.alignment.tape(name), self.alignment.ports[name]
+        if not (self.is_runnable(name, pair) or self._is_as_recorded(name, pair, slots)):
+            return self._put_in(name, pair, slots)
+        if not self.is_runnable(name, pair):
+            if pair == len(self.pairs) - 1:
+                return {(pair, 0): self.last(name)}
+            return {s: x for s, x in self.recorded[name].items() if s[0] == pair}
+        known: dict[int, Any] = {}
+        for call in range(len(getattr(self.pairs[pair], name))):
+            numbers, begin = self._plan(name, pair, call)
+            for value in begin:
+                if value in ports and value not in known:
+                    known[value] = self._value(name, value, ports[value], slots)
+            for number in numbers:
+                entry = tape.entries[number]
+                if all(v in known for v in entry.outputs):
+                    continue
+                known |= zip(entry.outputs, tape.run(number, known), strict=True)
+        if pair == len(self.pairs) - 1:
+            return {(pair, 0): known.get(ending(tape), self.last(name))}
+        return {
+            slot: self._slot(name, slot, [known[v] for v in values])
+            for slot, values in self.alignment.results[name].items()
+            if slot[0] == pair
+        }
+
+    def _put_in(self, name: Name, pair: int, slots: Slots) -> dict[Slot, Any]:
+        """Return the results of a pair whose arithmetic cannot run: those of the other run, plus
+        the difference between the two where it is known.
+
+        Raises:
+            NotRunnable: The other run's arithmetic cannot run either.
+        """
+        tape = self.alignment.tape(name)
+        other: Name = "b" if name == "a" else "a"
+        if pair == len(self.pairs) - 1 or not self.is_runnable(other, pair):
+            raise NotRunnable(title(tape, getattr(self.pairs[pair], name)))
+        self.put_in.add(pair)
+        old = self.run(other, pair, self.recorded[name])
+        now = self.run(other, pair, slots)
+        own = self.recorded[name]
+        return {s: tape.arrays.shifted(now[s], own[s], old[s]) for s in now}
+
+    def is_runnable(self, name: Name, pair: int) -> bool:
+        """Return whether a pair can run on other inputs."""
+        runners = self.alignment.tape(name).runners
+        calls = range(len(getattr(self.pairs[pair], name)))
+        return all(n in runners for call in calls for n in self._plan(name, pair, call)[0])
+
+    def _is_as_recorded(self, name: Name, pair: int, slots: Slots) -> bool:
+        """Return whether what a pair reads is what it read in its own run."""
+        own, numpy = self.recorded[name], self.alignment.tape(name).arrays.numpy
+        ports = self.alignment.ports[name]
+        calls = range(len(getattr(self.pairs[pair], name)))
+        read = {v for call in calls for v in self._plan(name, pair, call)[1] if v in ports}
+        return all(
+            slots[s] is own[s] or same(numpy(slots[s]), numpy(own[s]))
+            for s in {ports[v].slot for v in read}
+        )
+
+    def end_of(self, name: Name, slots: Slots) -> np.ndarray:
+        """Return what a run ends with, in binary64: log-probabilities by token, or its output."""
+        pair = len(self.pairs) - 1
+        return self.ended_with(name, self.run(name, pair, slots)[pair, 0])
+
+    def last(self, name: Name) -> Any:
+        """Return the last value of a run, as the run had it."""
+        tape = self.alignment.tape(name)
+        return tape.values[ending(tape)].array
+
+    def ended_with(self, name: Name, array: Any) -> np.ndarray:
+        """Return log-probabilities of the tokens, or the output, from the last value of a run."""
+        tape = self.alignment.tape(name)
+        x = self.compared(name, wide(tape.arrays.numpy(array)))
+        if tape.logprobs is None and tape.logits is not None:
+            assert tape.tokens is not None
+            tokens = self.compared(name, tape.tokens)
+            x = np.take_along_axis(log_softmax(x[:, :-1]), tokens[:, 1:, None], -1)
+        return x.reshape(-1)
+
+    def compared(self, name: Name, x: np.ndarray) -> np.ndarray:
+        """Return the entries of a batch that are compared."""
+        sizes = [
+            len(t.tokens) for t in (self.alignment.a, self.alignment.b) if t.tokens is not None
+        ]
+        if len(sizes) < 2 or len(x) == min(sizes):
+            return x
+        start = self.alignment.tape(name).row * min(sizes)
+        return x[start : start + min(sizes)]
+
+    def ended(
+        self, swapped: Collection[int], nudged: Mapping[int, int] | None = None
+    ) -> np.ndarray:
+        """Return what the first run ends with if some pairs have the arithmetic of the second.
+
+        Args:
+            swapped: The numbers of these pairs.
+            nudged: Pairs some numbers of whose results are moved by one unit, each with a seed.
+        """
+        slots = dict(self.recorded["a"])
+        nudged = nudged or {}
+        if not (changed := {*swapped, *nudged}):
+            return self.ended_with("a", self.last("a"))
+        arrays = self.alignment.a.arrays
+        moved: set[Slot] = set()
+        last = len(self.pairs) - 1
+        for pair in range(min(changed), last):
+            if pair not in changed and not self.reads(pair) & moved:
+                continue
+            found = self.run("b" if pair in swapped else "a", pair, slots)
+            if pair in nudged:
+                found = {slot: arrays.nudged(x, nudged[pair]) for slot, x in found.items()}
+            slots |= found
+            moved |= set(found)
+        return self.end_of("b" if last in swapped else "a", slots)
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    """Return log-probabilities in binary64."""
+    x = x - x.max(-1, keepdims=True)
+    found: np.ndarray = x - np.log(np.exp(x).sum(-1, keepdims=True))
+    return found

@@ -1,0 +1,1 @@
+"""Recording the run of a PyTorch model, and running its operations again."""

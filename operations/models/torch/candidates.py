@@ -1,0 +1,261 @@
+"""The arithmetic of operations that are recorded as a module, as functions of PyTorch.
+
+`words_of` says which of them gives every bit of an entry, and `revived` lets the operations of a
+file run again by them. Where none gives every bit, an entry has no words and cannot run.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from roundscope.attention.torch.arrays import tensor_of
+from roundscope.operations.models.replay import same
+from roundscope.operations.models.tape import Entry, Ref, Runner, Tape, leaves, mapped
+from roundscope.operations.models.tape_file import Named
+from roundscope.operations.models.torch.arrays import TensorArrays
+from roundscope.operations.models.torch.scopes import FUNCTIONS
+
+Held = Mapping[str, Any]
+Candidate = tuple[str, Callable[..., Any]]  # words, and a function of the arguments
+
+
+def _normed(x: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+
+
+def _rms_norm(held: Held, settings: Held) -> Iterator[Candidate]:
+    eps, w = next(iter(settings.values()), None), held.get("weight")
+    if eps is None or w is None:
+        return
+    yield "cast before the weight", lambda x: w * _normed(x, eps).to(x.dtype)
+    yield "cast after the weight", lambda x: (w.float() * _normed(x, eps)).to(x.dtype)
+    yield (
+        "cast after the weight, which is 1 + w",
+        lambda x: ((1.0 + w.float()) * _normed(x, eps)).to(x.dtype),
+    )
+    yield "torch's rms_norm", lambda x: F.rms_norm(x, w.shape, w, eps)
+
+
+def _layer_norm(held: Held, settings: Held) -> Iterator[Candidate]:
+    eps, w, b = settings.get("eps"), held.get("weight"), held.get("bias")
+    if eps is not None and w is not None:
+        yield "torch's layer_norm", lambda x: F.layer_norm(x, w.shape, w, b, eps)
+
+
+def _linear(held: Held, settings: Held) -> Iterator[Candidate]:
+    w, b = held.get("weight"), held.get("bias")
+    if w is None:
+        return
+    yield "torch's linear", lambda x: F.linear(x, w, b)
+
+    def split(n: int, x: Tensor) -> Tensor:
+        parts = [
+            F.linear(u.contiguous(), v.contiguous())
+            for u, v in zip(x.chunk(n, -1), w.chunk(n, -1), strict=True)
+        ]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total if b is None else total + b
+
+    for n in (2, 4):
+        yield f"K in {n} parts, each sum rounded", partial(split, n)
+
+
+def _embedding(held: Held, settings: Held) -> Iterator[Candidate]:
+    if (w := held.get("weight")) is not None:
+        yield "rows of the table", lambda tokens: F.embedding(tokens, w)
+
+
+def _rope(held: Held, settings: Held) -> Iterator[Candidate]:
+    def halves(x: Tensor) -> Tensor:
+        return torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), -1)
+
+    def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> Any:
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+        return q * cos + halves(q) * sin, k * cos + halves(k) * sin
+
+    yield "halves, each product and the sum rounded", rotated
+
+
+def _attention(held: Held, settings: Held) -> Iterator[Candidate]:
+    plain = not any(settings.get(n) for n in ("dropout", "window", "softcap"))
+    if not plain or "sinks" in held:
+        return
+    scale, mask, is_causal = settings["scale"], held.get("mask"), settings["is_causal"]
+
+    def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+
+    def repeated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        n = q.shape[1] // k.shape[1]
+        k, v = (x.repeat_interleave(n, 1) for x in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, scale=scale)
+
+    def eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        n = q.shape[1] // k.shape[1]
+        k, v = (x.repeat_interleave(n, 1) for x in (k, v))
+        scores = torch.matmul(q, k.transpose(2, 3)) * scale
+        scores = scores if mask is None else scores + mask
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+        return torch.matmul(weights, v)
+
+    yield "torch's scaled_dot_product_attention", sdpa
+    yield "torch's scaled_dot_product_attention of repeated keys", repeated
+    yield "eager: scores, softmax and their product, each rounded", eager
+
+
+def _silu(held: Held, settings: Held) -> Iterator[Candidate]:
+    yield "torch's silu", F.silu
+
+
+def _gelu(held: Held, settings: Held) -> Iterator[Candidate]:
+    yield "torch's gelu", F.gelu
+    yield "torch's gelu by tanh", partial(F.gelu, approximate="tanh")
+
+    def spelled(x: Tensor) -> Tensor:
+        inner = x + 0.044715 * torch.pow(x, 3.0)
+        return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * inner))
+
+    yield "gelu by tanh, each step rounded", spelled
+
+
+CANDIDATES: dict[str, Callable[[Held, Held], Iterator[Candidate]]] = {
+    "rms_norm": _rms_norm,
+    "layer_norm": _layer_norm,
+    "linear": _linear,
+    "embedding": _embedding,
+    "rope": _rope,
+    "attention": _attention,
+    "silu": _silu,
+    "gelu": _gelu,
+}
+
+
+def words_of(tape: Tape, number: int) -> str:
+    """Return the arithmetic of an entry that was recorded as a module, in words; "" for unknown."""
+    found = _found(tape, tape.entries[number], {})
+    return found[0] if found else ""
+
+
+def _found(tape: Tape, entry: Entry, known: Mapping[int, Any]) -> tuple[str, Runner] | None:
+    """Return the first candidate that gives every bit of an entry."""
+
+    def filled(x: Any) -> Any:
+        if isinstance(x, Ref):
+            return known.get(x.value, tape.values[x.value].array)
+        return x
+
+    make = CANDIDATES.get(entry.operation)
+    args, kwargs = mapped(filled, tuple(entry.arguments))
+    held = {name: filled(ref) for name, ref in entry.held.items()}
+    outputs = [tape.values[v].array for v in entry.outputs]
+    if make is None or any(x is None for x in (*held.values(), *outputs)):
+        return None
+    for words, function in make(held, entry.settings):
+        run = partial(_run, function)
+        try:
+            again = run(args, kwargs)
+        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
+            continue
+        if len(again) == len(outputs) and all(
+            same(tape.arrays.numpy(x), tape.arrays.numpy(y))
+            for x, y in zip(again, outputs, strict=True)
+        ):
+            return words, run
+    return None
+
+
+def _run(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    with torch.no_grad():
+        return [x for x in leaves(function(*args, **kwargs)) if isinstance(x, Tensor)]
+
+
+def revived(tape: Tape) -> Tape:
+    """Return the tape of a file with tensors, whose operations run again where they can.
+
+    An operation can if it gives every bit that the file has of it. Functions are found by their
+    names, among those that `scopes.FUNCTIONS` has.
+    """
+    values = [
+        value if value.array is None else replace(value, array=_tensor(value.array, value.dtype))
+        for value in tape.values
+    ]
+    found = replace(tape, values=values, arrays=TensorArrays())
+    runners: dict[int, Runner] = {}
+    for entry in found.entries:
+        runner = None
+        if entry.module and entry.operation in CANDIDATES and not _function(entry.function):
+            chosen = _found(found, entry, {})
+            runner = chosen[1] if chosen else None
+        elif function := _function(entry.function):
+            runner = partial(_run_named, function)
+        if runner is None:
+            continue
+        runners[entry.number] = runner
+        again = _again(found, entry, runner)
+        kept = [values[v].array for v in entry.outputs]
+        if again is None or len(again) != len(kept):
+            del runners[entry.number]
+            continue
+        for v, old, new in zip(entry.outputs, kept, again, strict=True):
+            if old is None:
+                values[v] = replace(values[v], array=new)
+            elif entry.number in runners and not same(
+                found.arrays.numpy(old), found.arrays.numpy(new)
+            ):
+                del runners[entry.number]
+    return replace(found, runners=runners)
+
+
+def _again(tape: Tape, entry: Entry, runner: Runner) -> list[Any] | None:
+    def filled(x: Any) -> Any:
+        return tape.values[x.value].array if isinstance(x, Ref) else x
+
+    args, kwargs = mapped(filled, tuple(entry.arguments))
+    try:
+        return runner(args, kwargs)
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
+        return None
+
+
+def _run_named(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[Any]:
+    return _run(function, *mapped(_constant, (tuple(args), dict(kwargs))))
+
+
+def _constant(x: Any) -> Any:
+    if isinstance(x, Named):
+        if x.kind == "dtype":
+            return getattr(torch, x.words.removeprefix("torch."))
+        if x.kind == "device":
+            return torch.device("cpu")
+        raise ValueError(f"an argument {x.words} is not in the file")
+    return x
+
+
+def _function(name: str) -> Callable[..., Any] | None:
+    """Return a function of PyTorch by its name, if it is one that is known."""
+    first, *parts = name.split(".")
+    bare = name.removesuffix(".__get__").rpartition(".")[2]
+    known = bare in FUNCTIONS or bare.removesuffix("_") in FUNCTIONS
+    if first != "torch" or not known or parts[:-1] not in ([], ["Tensor"], ["nn", "functional"]):
+        return None
+    return getattr({0: torch, 1: Tensor, 2: F}[len(parts) - 1], parts[-1], None)
+
+
+def _tensor(x: np.ndarray, dtype: str) -> Tensor:
+    if x.dtype.name.startswith("float8"):
+        return torch.from_numpy(x.view(np.uint8).copy()).view(getattr(torch, dtype))
+    return tensor_of(x.copy())

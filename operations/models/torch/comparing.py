@@ -1,0 +1,63 @@
+"""`compare`: two runs of models of PyTorch, or of two files, one against the other."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from roundscope.emu.shown import shown
+from roundscope.operations.models.comparison import Comparison, compare_tapes
+from roundscope.operations.models.tape import Tape
+from roundscope.operations.models.tape_file import load_tape
+from roundscope.operations.models.torch.candidates import revived, words_of
+from roundscope.operations.models.torch.recording import Side, record
+
+Given: TypeAlias = "Side | tuple[Any, ...] | str | os.PathLike[str] | Tape"
+
+
+def compare(a: Given, b: Given, *, tell: Callable[[str], None] = lambda text: None) -> Comparison:
+    """Say which operation makes two runs of a model differ, and how much of the gap it is worth.
+
+    Both runs are recorded and run again. An operation makes a difference itself where the first
+    run's arithmetic gives other results on the inputs that it had in the second run; else it has
+    inherited it. The shares of the gap of the log-probabilities are exact: the first run is
+    repeated with every set of the groups of operations put in (Shapley's value; of more than four
+    groups the mean over two orders), and with all of them it is the second one.
+
+    Args:
+        a: A run: (model, inputs), (model, inputs, run, logprobs), a `Side`, the path of a file that
+            `capture(model, path, what="operations")` wrote, or a tape.
+        b: The other one, on the same tokens and weights.
+        tell: Told what is done, in words.
+
+    Raises:
+        TypeError: a or b is none of these.
+        Incomparable: They are of other tokens or weights, or have no operations in common.
+        ReplayError: A run, run again, gives other bits.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from roundscope.torch import compare
+        >>> model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)).bfloat16()
+        >>> x = {"input": torch.randn(4, 64).bfloat16()}
+        >>> print(compare((model, x), (model, x)).sentence)
+        The two runs are equal: 2 operations, 256 numbers of the output, every bit.
+    """
+    return compare_tapes(_tape(a, "a", tell), _tape(b, "b", tell), identify=words_of, tell=tell)
+
+
+def _tape(given: Given, name: str, tell: Callable[[str], None]) -> Tape:
+    if isinstance(given, Tape):
+        return given
+    if isinstance(given, str | os.PathLike):
+        tell(f"reading {os.fspath(given)}")
+        return revived(load_tape(Path(given)))
+    if isinstance(given, tuple) and 2 <= len(given) <= 4:
+        given = Side(*given)
+    if not isinstance(given, Side):
+        raise TypeError(
+            f"{name}: {shown(given)}, must be (model, inputs), a Side, or the path of a file"
+        )
+    tell(f"running {type(given.model).__name__}")
+    return record(given)

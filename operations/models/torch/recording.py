@@ -1,0 +1,499 @@
+"""`record`: the operations of one run of a PyTorch model, as a tape that can run again.
+
+A module that is an operation is recorded as one entry, attention by
+`attention.torch.calls.intercept`, and every other call of a function of PyTorch by a
+`TorchFunctionMode`. The model computes what it computes without it, so no bit of it changes.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode_temporarily,
+    resolve_name,
+)
+
+from roundscope.attention.models.capture_file import file_given
+from roundscope.attention.torch.call import Call
+from roundscope.attention.torch.calls import intercept
+from roundscope.attention.torch.discovery import attention_layers
+from roundscope.emu.shown import shown
+from roundscope.operations.models.tape import (
+    EXACT,
+    INPUT,
+    PARAMETER,
+    UNKNOWN,
+    Entry,
+    Ref,
+    Runner,
+    Tape,
+    Value,
+    leaves,
+    mapped,
+)
+from roundscope.operations.models.tape_file import LIMIT, save_tape
+from roundscope.operations.models.torch.arrays import TensorArrays, dtype_named
+from roundscope.operations.models.torch.scopes import (
+    GLOBALS,
+    claims,
+    compiled,
+    operation_named,
+    plain_path,
+    wrap,
+)
+
+SETTINGS = ("eps", "variance_epsilon")  # of norms
+OF_CALLS = ("is_causal", "scale", "dropout", "window", "softcap")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A run of a model, which `compare` repeats and records.
+
+    Attributes:
+        model: The model.
+        inputs: Its tokens (B, T) as a tensor of whole numbers, or a dictionary of its arguments.
+        run: A function of (model, inputs) that runs the model and returns what it returns, or
+            logits; by default the model is called once.
+        logprobs: A function of (logits, tokens) that computes the log-probabilities as this side
+            does; by default they are computed from the logits in binary64.
+        row: Which entry of the batch is compared, if the other side has a smaller batch.
+    """
+
+    model: nn.Module
+    inputs: Any
+    run: Callable[[nn.Module, Any], Any] | None = None
+    logprobs: Callable[[Tensor, Tensor], Tensor] | None = None
+    row: int = 0
+
+
+class Recorder(TorchFunctionMode):
+    """The tape of what runs while it is entered."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()
+        self.names = names  # the paths of parameters and buffers by their identity
+        self.entries: list[Entry] = []
+        self.values: list[Value] = []
+        self.runners: dict[int, Runner] = {}
+        self.known: dict[tuple[int, int, int], int] = {}
+        self.held: list[Tensor] = []  # so that no other tensor gets the identity of one
+        self.writes: Counter[int] = Counter()  # into tensors that do not count them themselves
+        self.path: list[str] = [""]
+        self.step, self.inputs, self.is_silent = 0, 0, False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.is_silent:
+            return func(*args, **kwargs)
+        name = resolve_name(func) or getattr(func, "__name__", str(func))
+        return self.kept(operation_named(name), name, func, args, kwargs)
+
+    def kept(
+        self,
+        operation: str,
+        function: str,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        module: str | None = None,
+        held: Mapping[str, Tensor] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        note: str = "",
+    ) -> Any:
+        """Run a function, and keep it as an entry if it returned a tensor."""
+        self.is_silent, was_silent = True, self.is_silent
+        try:
+            given = [x for x in leaves((args, kwargs)) if isinstance(x, Tensor)]
+            before = [self._key(x) for x in given]
+            arguments = mapped(self._ref, (args, kwargs))
+            own = {name: self._ref(x) for name, x in (held or {}).items()}
+            out = func(*args, **kwargs)
+            if _writes(function):
+                self.writes[id(args[0])] += 1
+            now = [self._key(x) for x in given]
+            written = [i for i, key in enumerate(before) if now[i] != key]
+            outputs = [x for x in leaves(out) if isinstance(x, Tensor)]
+            outputs += [given[i] for i in written if all(given[i] is not x for x in outputs)]
+            if all(self._key(x) in self.known for x in outputs):
+                return out
+            if not any(x.is_floating_point() for x in outputs):
+                operation = EXACT
+            number = len(self.entries)
+            entry = Entry(
+                number=number,
+                operation=operation,
+                function=function,
+                module=self.path[-1] if module is None else module,
+                step=self.step,
+                arguments=arguments,
+                outputs=tuple(self._made(x) for x in outputs),
+                held=own,
+                settings=settings or {},
+                note=note,
+            )
+            self.entries.append(entry)
+            self.runners[number] = partial(_again, func, tuple(written))
+            return out
+        finally:
+            self.is_silent = was_silent
+
+    def _key(self, x: Tensor) -> tuple[int, int, int]:
+        return id(x), 0 if x.is_inference() else x._version, self.writes[id(x)]
+
+    def _ref(self, x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        key = self._key(x)
+        if key not in self.known:
+            path = self.names.get(id(x))
+            self.inputs += path is None
+            name = f"{INPUT}{self.inputs}" if path is None else f"{PARAMETER}{path}"
+            self._add(x, name, x.detach() if path is not None else x.detach().clone())
+        return Ref(self.known[key])
+
+    def _made(self, x: Tensor) -> int:
+        return self._add(x, "", x.detach().clone())
+
+    def _add(self, x: Tensor, name: str, array: Tensor) -> int:
+        self.held.append(x)
+        number = self.known[self._key(x)] = len(self.values)
+        value = Value(name=name, dtype=dtype_named(x), shape=tuple(x.shape), array=array)
+        self.values.append(value)
+        return number
+
+    def value_of(self, x: Tensor) -> int:
+        """Return the value that a tensor is.
+
+        Raises:
+            ValueError: No entry of the tape has made it.
+        """
+        self.is_silent = True
+        key = self._key(x)
+        self.is_silent = False
+        if key not in self.known:
+            raise ValueError(
+                "the result: no function of PyTorch that was seen has made it; give run= a function"
+                " that returns the model's logits"
+            )
+        return self.known[key]
+
+
+def _writes(function: str) -> bool:
+    """Return whether a function writes into its first argument, by its name."""
+    last = function.rpartition(".")[2]
+    return last == "__setitem__" or (last.endswith("_") and not last.endswith("__"))
+
+
+def _again(
+    func: Callable[..., Any],
+    written: tuple[int, ...],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> list[Any]:
+    """Run a function again, on copies of the arguments into which it writes."""
+    number = -1
+
+    def copied(x: Any) -> Any:
+        nonlocal number
+        number += isinstance(x, Tensor)
+        return x.clone() if isinstance(x, Tensor) and number in written else x
+
+    args, kwargs = mapped(copied, (tuple(args), dict(kwargs))) if written else (args, kwargs)
+    with torch.no_grad():
+        out = func(*args, **kwargs)
+    outputs = [x for x in leaves(out) if isinstance(x, Tensor)]
+    given = [x for x in leaves((args, kwargs)) if isinstance(x, Tensor)]
+    return outputs + [given[i] for i in written if all(given[i] is not x for x in outputs)]
+
+
+@contextmanager
+def _without_modes() -> Iterator[None]:
+    """Take our function modes away, so that what was compiled runs as it does without them."""
+    ours = ("roundscope.operations.models.torch.recording", "roundscope.attention.torch.calls")
+    others = [m for m in _get_current_function_mode_stack() if type(m).__module__ not in ours]
+    with ExitStack() as stack:
+        for _ in _get_current_function_mode_stack():
+            stack.enter_context(_pop_mode_temporarily())
+        for mode in others:
+            stack.enter_context(mode)
+        yield
+
+
+def _alone(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with _without_modes():
+        return inner(*args, **kwargs)
+
+
+@contextmanager
+def recording(model: nn.Module) -> Iterator[Recorder]:
+    """Record what a model computes in this context.
+
+    Raises:
+        TypeError: `model` is not an `nn.Module`.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: {shown(model)}, must be a torch.nn.Module")
+    named: list[tuple[str, Tensor]] = [*model.named_parameters(remove_duplicate=False)]
+    named += [*model.named_buffers(remove_duplicate=False)]
+    recorder = Recorder({id(x): plain_path(path) for path, x in reversed(named)})
+    seen = list(claims(model))
+
+    def claimed(
+        path: str, operation: str, kind: str, bare: nn.Module, inner: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if recorder.is_silent:
+            return inner(*args, **kwargs)
+        note = "" if operation != UNKNOWN else "it is compiled, so its operations are not seen"
+        return recorder.kept(
+            operation,
+            kind,
+            partial(_alone, inner),
+            args,
+            kwargs,
+            module=path,
+            held=dict(bare.named_parameters(recurse=False)),
+            settings={n: x for n in SETTINGS if isinstance(x := getattr(bare, n, None), float)},
+            note=note,
+        )
+
+    def within(path: str, inner: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder.path.append(path)
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            recorder.path.pop()
+
+    def attended(call: Call) -> Tensor:
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return call.run(q, k, v)
+
+        name = plain_path(call.layer.name)
+        inputs = (call.q, call.k, call.v)
+        settings = {n: getattr(call, n) for n in OF_CALLS}
+        held = {n: x for n in ("mask", "sinks") if isinstance(x := getattr(call, n), Tensor)}
+        return recorder.kept(  # type: ignore[no-any-return]
+            "attention",
+            call.implementation,
+            run,
+            inputs,
+            {},
+            module=name,
+            held=held,
+            settings=settings,
+        )
+
+    with ExitStack() as stack:
+        passes = Counter[str]()
+
+        def begin(*_: Any) -> None:
+            passes["begun"] += 1
+            recorder.step = passes["begun"] - 1
+
+        open_paths = {path for path, _, operation in seen if operation is None}
+        for path, module, operation in seen:
+            if operation is None:
+                stack.callback(wrap(module, partial(within, plain_path(path))))
+            else:
+                bare, kind = compiled(module) or module, _computed_by(module)
+                around = partial(claimed, plain_path(path), operation, kind, bare)
+                stack.callback(wrap(module, around))
+        stack.callback(model.register_forward_pre_hook(begin).remove)
+        for name, operation in GLOBALS.items():
+            for file in {sys.modules[type(module).__module__] for _, module, _ in seen}:
+                if callable(inner := getattr(file, name, None)):
+                    stack.callback(setattr, file, name, inner)
+                    setattr(file, name, partial(_replaced, recorder, operation, name, inner))
+        if attending := [x.name for x in _attending(model) if x.name in open_paths]:
+            stack.enter_context(intercept(model, attended, modules=attending))
+        stack.enter_context(recorder)
+        yield recorder
+
+
+def _computed_by(module: nn.Module) -> str:
+    """Return the class of a module, with the name of what took the place of its forward."""
+    inner = compiled(module)
+    name = type(module if inner is None else inner).__name__
+    own = module.__dict__.get("forward")
+    if inner is not None:
+        return f"{name} (compiled)"
+    return name if own is None else f"{name} ({getattr(own, '__name__', type(own).__name__)})"
+
+
+def _replaced(
+    recorder: Recorder, operation: str, name: str, inner: Any, *args: Any, **kwargs: Any
+) -> Any:
+    if recorder.is_silent:
+        return inner(*args, **kwargs)
+    return recorder.kept(operation, name, inner, args, kwargs)
+
+
+def _attending(model: nn.Module) -> list[Any]:
+    try:
+        return list(attention_layers(model))
+    except ValueError:
+        return []
+
+
+def record(side: Side) -> Tape:
+    """Run a model as a side says, and return the tape.
+
+    Raises:
+        TypeError: The model or the inputs are of another type.
+        ValueError: What the run returned is no tensor that it made, or has no logits.
+    """
+    inputs, model = side.inputs, side.model
+    if not isinstance(inputs, Tensor | Mapping):
+        raise TypeError(f"inputs: {shown(inputs)}, must be a tensor or a dictionary of arguments")
+    with torch.no_grad(), recording(model) as recorder:
+        if side.run is not None:
+            out = side.run(model, inputs)
+        elif isinstance(inputs, Tensor):
+            out = model(inputs)
+        else:
+            out = model(**inputs)
+        result, tokens = _result(out), _tokens(inputs)
+        logprobs = None
+        if side.logprobs is not None:
+            if tokens is None:
+                raise ValueError("inputs: logprobs= needs tokens of whole numbers among them")
+            logprobs = side.logprobs(result, tokens)
+    return _tape(recorder, model, result, tokens, logprobs, side.row)
+
+
+def _tape(
+    recorder: Recorder,
+    model: nn.Module,
+    result: Tensor,
+    tokens: Tensor | None,
+    logprobs: Tensor | None = None,
+    row: int = 0,
+) -> Tape:
+    """Return what was recorded, with what it ended with."""
+    value = recorder.value_of(result)
+    # each token a row of the vocabulary
+    has_logits = tokens is not None and result.dim() == 3 and result.shape[:2] == tokens.shape
+    return Tape(
+        entries=recorder.entries,
+        values=recorder.values,
+        tokens=None if tokens is None else tokens.detach().cpu().numpy(),
+        logits=value if has_logits else None,
+        logprobs=None if logprobs is None else recorder.value_of(logprobs),
+        output=value,
+        about=about(model, result.device),
+        runners=recorder.runners,
+        arrays=TensorArrays(),
+        row=row,
+    )
+
+
+@contextmanager
+def capture_operations(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    weights: bool = True,
+    limit: int = LIMIT,
+    tell: Callable[[str], None] | None = None,
+) -> Iterator[Recorder]:
+    """Capture the operations of a model while it runs, and write them to a file at the end.
+
+    The file has the inputs and results of every operation: RMSNorm, linear layers, rotary
+    embeddings, attention, activations, sums, and whatever else runs. `roundscope compare` reads it.
+    No bit of the model's outputs changes. All results are kept in memory until the end.
+
+    Args:
+        model: Any `nn.Module`.
+        path: The safetensors file. Its folder must exist; a file of that name is replaced.
+        weights: Whether the parameters are written too, without which linear layers cannot run
+            again from the file.
+        limit: The largest number of bytes that is written.
+        tell: Told the size of the file in words before it is written.
+
+    Yields:
+        What has been recorded so far, as `entries`.
+
+    Raises:
+        TypeError: `model` is not an `nn.Module`.
+        ValueError: A path that cannot be written, or a file that would be too large.
+        RuntimeError: The model did not run.
+    """
+    file = file_given(path)
+    given: list[Tensor | None] = []
+    results: list[Tensor] = []
+
+    def keep(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        first = args[0] if args and isinstance(args[0], Tensor) else None
+        given.append(_tokens(kwargs if first is None else first))
+        results.append(_result(out))
+
+    bare = getattr(model, "_orig_mod", model)
+    with recording(model) as recorder:
+        hook = bare.register_forward_hook(keep, with_kwargs=True)
+        try:
+            yield recorder
+        finally:
+            hook.remove()
+        if not results:
+            raise RuntimeError(
+                "nothing was captured, and no file was written: the model did not run"
+            )
+        tokens = [x for x in given if x is not None]
+        read = torch.cat(tokens, 1) if len(tokens) == len(given) else None
+        result = results[0] if len(results) == 1 else torch.cat(results, 1)
+    save_tape(_tape(recorder, model, result, read), file, weights=weights, limit=limit, tell=tell)
+
+
+def _result(out: Any) -> Tensor:
+    """Return the logits of what a model returned, or its first tensor."""
+    logits = getattr(out, "logits", None)
+    return logits if isinstance(logits, Tensor) else _first(out)
+
+
+def _first(out: Any) -> Tensor:
+    for x in leaves(out):
+        if isinstance(x, Tensor):
+            return x
+    raise ValueError(f"the run returned {shown(type(out).__name__)}, which has no tensor")
+
+
+def _tokens(inputs: Any) -> Tensor | None:
+    named = {"input_ids": inputs} if isinstance(inputs, Tensor) else inputs
+    x = named.get("input_ids")
+    return x if isinstance(x, Tensor) and not x.is_floating_point() and x.dim() == 2 else None
+
+
+def about(model: nn.Module, device: torch.device) -> dict[str, str]:
+    """Return what a run's bits depend on beside its numbers: versions, device, threads."""
+    found = {
+        "model": type(getattr(model, "_orig_mod", model)).__name__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "torch": torch.__version__,
+        "device": str(device),
+        "threads": str(torch.get_num_threads()),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+    }
+    if "transformers" in sys.modules:
+        found["transformers"] = sys.modules["transformers"].__version__
+    if device.type == "cuda":
+        found["device"] = torch.cuda.get_device_name(device)
+        found["cuda"] = str(torch.version.cuda)
+    return found

@@ -1,0 +1,181 @@
+"""Comparing two runs of a tiny Llama: the operation that makes them differ, and nothing else."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from roundscope.operations.models.align import Incomparable
+from roundscope.operations.models.comparison import compare_tapes
+from roundscope.operations.models.torch.recording import Side, record
+from tests.operations.models import small
+
+IDS = small.tokens()
+
+
+def compared(a, b):
+    return compare_tapes(record(a), record(b))
+
+
+def made_here(found):
+    return {row.operation for row in found.rows if row.made == "here"}
+
+
+def test_equal_runs_are_equal():
+    found = compared(Side(small.llama(), IDS), Side(small.llama(), IDS))
+    assert found.equal and found.first is None and not found.groups and not found.gap.any()
+    assert (
+        found.sentence == "The two runs are equal: 34 operations, 63 log-probabilities, every bit."
+    )
+
+
+PAIRS = {
+    "rms_norm": small.with_late_cast,
+    "rope_table": small.with_bf16_table,
+    "add": small.with_fp32_residual,
+    "linear": small.with_split_k,
+}
+
+
+@pytest.mark.parametrize("operation", PAIRS)
+def test_one_culprit_is_named_alone(operation):
+    a, b = small.llama(), PAIRS[operation](small.llama())
+    found = compared(Side(a, IDS), Side(b, IDS))
+    assert made_here(found) == {operation}
+    assert found.first.operation == operation
+    (group,) = found.groups
+    assert group.share == pytest.approx(1, abs=1e-12) and abs(found.left) < 1e-12
+    with torch.no_grad():  # the gap, from the models alone
+        x, y = (torch.log_softmax(m(IDS).logits.double(), -1)[0, :-1] for m in (a, b))
+    gap = (y - x).gather(-1, IDS[0, 1:, None])[:, 0].numpy()
+    np.testing.assert_allclose(found.gap, gap, rtol=0, atol=1e-12)
+    kl = (x.exp() * (x - y)).sum(-1).mean()
+    assert found.kl == pytest.approx(float(kl), rel=0.2)  # of one token fewer
+
+
+def test_shares_of_two_culprits_are_those_of_the_models():
+    """Shapley's values, from four models with one change, both or none."""
+
+    def logprobs(norm, split):
+        model = small.llama()
+        model = small.with_late_cast(model) if norm else model
+        model = small.with_split_k(model) if split else model
+        with torch.no_grad():
+            table = torch.log_softmax(model(IDS).logits.double(), -1)[0, :-1]
+        return table.gather(-1, IDS[0, 1:, None])[:, 0].numpy()
+
+    none, norm, split, both = (logprobs(*x) for x in ((0, 0), (1, 0), (0, 1), (1, 1)))
+    gap = both - none
+    worth = [float((x - none) @ gap / (gap @ gap)) for x in (norm, split)]
+    of_norm = (worth[0] + 1 - worth[1]) / 2
+
+    changed = small.with_split_k(small.with_late_cast(small.llama()))
+    found = compared(Side(small.llama(), IDS), Side(changed, IDS))
+    shares = {group.name: group for group in found.groups}
+    assert set(shares) == {"rms_norm", "linear down_proj"}
+    assert shares["rms_norm"].share == pytest.approx(of_norm, abs=1e-9)
+    assert shares["rms_norm"].alone == pytest.approx(worth[0], abs=1e-9)
+    assert shares["linear down_proj"].share == pytest.approx(1 - of_norm, abs=1e-9)
+    assert found.interaction == pytest.approx(1 - sum(worth), abs=1e-9)
+
+
+def test_attention_of_another_kernel():
+    found = compared(Side(small.llama("eager"), IDS), Side(small.llama("sdpa"), IDS))
+    assert made_here(found) == {"attention"} and abs(found.left) < 1e-12
+
+
+def test_log_softmax_in_bf16():
+    sides = [
+        Side(small.llama(), IDS, logprobs=small.log_softmax(dtype))
+        for dtype in (torch.float32, torch.bfloat16)
+    ]
+    found = compared(*sides)
+    assert made_here(found) == {"log_softmax"} and found.kl == 0
+
+
+def test_one_token_after_the_other():
+    ids = small.tokens(1, 12)
+    found = compared(Side(small.llama(), ids), Side(small.llama(), ids, small.by_token))
+    assert made_here(found) <= {"attention", "linear"} and abs(found.left) < 1e-12
+
+
+def test_a_batch_of_which_the_run_is_a_row():
+    ids = small.tokens(3, 12)
+    for row in (0, 2):
+        found = compared(Side(small.llama(), ids[row : row + 1]), Side(small.llama(), ids, row=row))
+        assert made_here(found) <= {"attention", "linear"} and abs(found.left) < 1e-12
+
+
+def test_other_tokens_are_refused():
+    with pytest.raises(Incomparable, match="tokens"):
+        compared(Side(small.llama(), IDS), Side(small.llama(), IDS + 1 - 2 * (IDS > 100).long()))
+
+
+def in_each_mlp(make):
+    def changed(model):
+        for path, module in model.named_modules():
+            if path.endswith("mlp"):
+                module.forward = make(module)
+        return model
+
+    return changed
+
+
+def test_an_operation_more_is_part_of_the_one_after_it():
+    """Another function in front of one, which only one run has."""
+
+    def make(mlp):
+        def forward(h):
+            return mlp.down_proj(mlp.act_fn(mlp.gate_proj(h)) * mlp.up_proj(h) * 0.75)
+
+        return forward
+
+    a, b = small.llama(), in_each_mlp(make)(small.llama())
+    found = compared(Side(a, IDS), Side(b, IDS))
+    (group,) = found.groups
+    assert group.b == "Tensor.mul + Linear" and abs(found.left) < 1e-12
+
+
+def test_a_fused_function_is_compared_with_what_it_stands_for():
+    def make(mlp):
+        def forward(h):
+            gate, up = mlp.gate_proj(h).float(), mlp.up_proj(h).float()
+            return mlp.down_proj(torch.erf(gate * up).to(h.dtype))
+
+        return forward
+
+    found = compared(Side(small.llama(), IDS), Side(in_each_mlp(make)(small.llama()), IDS))
+    assert abs(found.left) < 1e-12 and found.unknown == 2
+    assert not any(row.made == "undecided" for row in found.rows)
+
+
+def test_experts_that_differ_are_decisions():
+    """A router whose scores differ in the last place."""
+
+    class Routed(torch.nn.Module):
+        def __init__(self, nudge):
+            super().__init__()
+            self.nudge = nudge
+
+        def forward(self, x):
+            scores = x * self.nudge
+            return torch.topk(scores, 1, -1).values + 0
+
+    x = torch.tensor([[1.0, 1.0 - 2**-24], [2.0, 1.0]])
+    nudges = torch.ones(2), torch.tensor([1.0, 1 + 2**-22])
+    found = compared(*(Side(Routed(nudge), {"x": x}) for nudge in nudges))
+    (flip,) = [flip for flip in found.flips if flip.what.startswith("experts")]
+    assert (flip.position, flip.a, flip.b, flip.margin) == (0, (0,), (1,), 2**-24)
+
+
+def test_a_model_that_is_compiled_as_a_whole_is_one_operation():
+    """Of which nothing is seen, and which is compared with all that it stands for."""
+    given = {"input_ids": IDS, "use_cache": False}
+    compiled = torch.compile(small.with_late_cast(small.llama()), backend="eager")
+    found = compared(Side(small.llama(), given), Side(compiled, given))
+    (row,) = found.rows
+    assert (row.made, found.unknown) == ("here", 1)
+    assert row.operation == "embedding to mul (34 operations)"
+    assert row.function[1] == "LlamaForCausalLM (compiled)"
+    assert found.groups[0].share == pytest.approx(1)

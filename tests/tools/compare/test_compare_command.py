@@ -1,0 +1,82 @@
+"""`roundscope compare`: the answer on the terminal, in JSON and on a page, and the exit codes."""
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from roundscope.experiments.cli.main import main
+from roundscope.torch import capture
+from tests.operations.models import small
+
+
+def plain():
+    return small.llama(), small.tokens()
+
+
+def late():
+    return small.with_late_cast(small.llama()), small.tokens()
+
+
+def nothing():
+    return None
+
+
+def wrong():
+    raise OSError("no weights")
+
+
+def no_model():
+    return "model", small.tokens()
+
+
+HERE = "tests.tools.compare.test_compare_command"
+
+
+def told(capsys, *words):
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *words])
+    out, err = capsys.readouterr()
+    return ended.value.code, out, err
+
+
+def test_runs_that_differ(capsys, tmp_path):
+    code, out, _ = told(capsys, f"{HERE}:plain", f"{HERE}:late", "--out", str(tmp_path))
+    assert code == 1
+    assert "rms_norm (A: cast before the weight; B: cast after the" in out
+    page = (tmp_path / "report.html").read_text()
+    assert "rms_norm" in page and "<svg" in page
+    data = json.loads((tmp_path / "compare.json").read_text())
+    assert data["groups"][0]["share"] == pytest.approx(1) and not data["equal"]
+    assert data["first"] == "rms_norm model.layers.0.input_layernorm"
+
+
+def test_equal_runs(capsys, tmp_path):
+    path = tmp_path / "a.safetensors"
+    model, ids = plain()
+    with torch.no_grad(), capture(model, path, what="operations"):
+        model(ids)
+    code, out, _ = told(capsys, str(path), f"{HERE}:plain", "--json")
+    assert code == 0 and json.loads(out)["equal"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (
+            ("nowhere.safetensors", f"{HERE}:plain"),
+            "must be a safetensors file, or module:function",
+        ),
+        ((f"{HERE}:absent", f"{HERE}:plain"), "absent"),
+        ((f"{HERE}:HERE", f"{HERE}:plain"), "no function"),
+        ((f"{HERE}:nothing", f"{HERE}:plain"), "returned no"),
+        ((f"{HERE}:no_model", f"{HERE}:plain"), "returned no"),
+        ((f"{HERE}:wrong", f"{HERE}:plain"), "no weights"),
+        ((".", f"{HERE}:plain"), "must be a safetensors file"),
+    ],
+)
+def test_wrong_words_are_one_line(capsys, words, text):
+    code, out, err = told(capsys, *words)
+    assert code == 2 and not out and text in err and err.count("\n") == 1

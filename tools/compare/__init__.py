@@ -1,0 +1,1 @@
+"""`roundscope compare`: which operation makes two runs of a model differ."""

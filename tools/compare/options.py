@@ -1,0 +1,32 @@
+"""The options of `roundscope compare`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from roundscope.tools.options import Json, to_folder
+
+_HELP = (
+    " run: a safetensors file that roundscope.torch.capture(model, path, what='operations') wrote,"
+    " or module:function, a function without arguments that returns (model, inputs); this folder"
+    " is searched first."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """What `roundscope compare` can be told; see the texts of the fields."""
+
+    a: Annotated[str, typer.Argument(metavar="A", help="The first" + _HELP)]
+    b: Annotated[
+        str, typer.Argument(metavar="B", help="The second run, on the same tokens and weights.")
+    ]
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            callback=to_folder, metavar="DIR", help="Folder for report.html and compare.json."
+        ),
+    ] = None
+    json: Json = False

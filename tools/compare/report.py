@@ -1,0 +1,202 @@
+"""The report of `roundscope compare`: the page, the terminal, and JSON."""
+
+from collections.abc import Sequence
+from math import isnan
+from typing import Any
+
+import numpy as np
+
+from roundscope.operations.models.comparison import Comparison, Group, Row
+from roundscope.tools.compare.options import CompareOptions
+from roundscope.tools.report import pictures
+from roundscope.tools.report.model import (
+    Cell,
+    Folded,
+    Mood,
+    Opening,
+    Part,
+    Picture,
+    Report,
+    Section,
+    Table,
+    Text,
+    notes,
+)
+from roundscope.tools.report.terminal import plain
+from roundscope.tools.results.machine import all_versions, command_line
+
+RECORD = "compare.json"
+SCHEMA = "roundscope-compare-1"
+FEW = 12  # how many rows and decisions the terminal shows
+MOODS: dict[str, Mood] = {"here": "bad", "inherited": "note", "equal": "good", "undecided": "warn"}
+READ = (
+    "Both runs are run again, operation by operation. An operation makes a difference here if the"
+    " arithmetic of A gives other results on the inputs that it had in B; it inherits one if that"
+    " arithmetic gives the results of B. The share of a group is its part of the gap of the"
+    " log-probabilities, by Shapley's value: A is run again with every set of the groups put in,"
+    " and with all of them it is B. Alone is the gap with only this group put in, and without is"
+    " what is missing where all others are put in; these need not add up. The noise is how far"
+    " alone moves if last bits of the group's results are others: a share below it is not told"
+    " apart."
+)
+
+
+def report(asked: CompareOptions, found: Comparison, seconds: float) -> Report:
+    """Return the report on two runs."""
+    mood: Mood = "good" if found.equal else "bad"
+    opening = Opening(found.sentence, _number(found), mood=mood)
+    differing = [row for row in found.rows if row.made != "equal"]
+    parts: list[Part] = [Folded("How to read this page", notes(READ))]
+    if found.groups:
+        parts.append(Section("What makes the difference", [_groups(found)]))
+    if differing:
+        parts.append(_picture(found))
+        parts.append(Section("Operations", [_rows(found.rows)]))
+    if found.flips:
+        parts.append(Section("Decisions that differ", [_flips(found, len(found.flips))]))
+    parts += notes(*found.notes)
+    brief: list[Part] = [Text(found.sentence, mood), Text(_number(found))]
+    if found.groups:
+        brief.append(_groups(found))
+    here = [row for row in found.rows if row.made in ("here", "undecided")]
+    if here:
+        brief.append(_rows(here[:FEW], "operations that make it, in their order"))
+    if len(here) > FEW:
+        brief.append(Text(f"and {len(here) - FEW} more"))
+    if found.flips:
+        brief.append(_flips(found, FEW))
+    brief += notes(*found.notes)
+    return Report(
+        title=f"compare {asked.a} {asked.b}",
+        heading=f"{asked.a} against {asked.b}",
+        about=f"{len(found.rows):,} operations, {found.unknown:,} unknown. {seconds:.1f} s.",
+        opening=opening,
+        parts=parts,
+        brief=brief,
+        data=_data(asked, found, seconds),
+    )
+
+
+def _number(found: Comparison) -> str:
+    """Return the size of the gap in words."""
+    if found.equal:
+        return f"{found.unknown:,} of the operations are unknown"
+    what = "log-probability" if found.is_logprobs else "output"
+    words = f"{what} gap: mean {found.mean:.2e}, largest {found.largest:.2e}"
+    words += "" if found.kl is None else f"; KL {found.kl:.2e} nats"
+    if found.groups and not isnan(found.groups[0].share):
+        words += f"; not attributed {found.left:.1%}"
+    return f"{words}; {found.unknown:,} of {len(found.rows):,} operations unknown"
+
+
+def _share(value: float) -> str:
+    return "" if isnan(value) else f"{value:.0%}"
+
+
+def _groups(found: Comparison) -> Table:
+    def row(group: Group) -> tuple[str | Cell, ...]:
+        told: Mood = "strong" if group.is_told_apart else "note"
+        return (
+            group.name,
+            group.a,
+            group.b,
+            str(len(group.rows)),
+            Cell(_share(group.share), told),
+            _share(group.alone),
+            _share(group.without),
+            f"± {group.noise:.0%}" if not isnan(group.share) else "",
+        )
+
+    heads = ("operation", "A", "B", "times", "share", "alone", "without", "noise")
+    return Table(heads, [row(group) for group in found.groups], title="what makes the difference")
+
+
+def _rows(rows: Sequence[Row], title: str = "") -> Table:
+    cells = [
+        (
+            str(row.number),
+            row.title,
+            Cell(row.made, MOODS[row.made]),
+            f"{row.differ:.1%}" if row.differ else "",
+            f"{row.ulps:.3g}" if row.ulps else "",
+        )
+        for row in rows
+    ]
+    heads = ("", "operation", "made", "differ", "ulps")
+    return Table(heads, cells, [row.made == "here" for row in rows], title=title)
+
+
+def _flips(found: Comparison, count: int) -> Table:
+    cells = [
+        (
+            str(flip.position),
+            flip.what,
+            ", ".join(map(str, flip.a)),
+            ", ".join(map(str, flip.b)),
+            f"{flip.margin:.3g}",
+        )
+        for flip in found.flips[:count]
+    ]
+    title = f"decisions that differ: {len(found.flips)}"
+    return Table(("token", "decision", "only A", "only B", "margin"), cells, title=title)
+
+
+def _picture(found: Comparison) -> Picture:
+    """Return the strip of operations above the gap by token."""
+    figure, axes = pictures.canvas(4.6, rows=2)
+    above, below = axes[0][0], axes[1][0]
+    colours = {"here": pictures.UP, "undecided": pictures.COLOURS[4]}
+    numbers = np.array([row.number for row in found.rows], float)
+    heights = np.array([np.log2(1 + row.ulps) for row in found.rows])
+    pictures.bars(
+        above,
+        numbers,
+        np.maximum(heights, 0.05),
+        0.9,
+        facecolors=[colours.get(row.made, pictures.QUIET) for row in found.rows],
+    )
+    above.set_xlabel("operation, in the order of A")
+    above.set_ylabel("log2(1 + ulps)")
+    gap = np.abs(found.gap)
+    pictures.bars(below, np.arange(len(gap), dtype=float), gap, 0.9, facecolors=pictures.DOWN)
+    below.set_xlabel("token" if found.is_logprobs else "number of the output")
+    below.set_ylabel("|gap|")
+    caption = (
+        "Above, the largest difference of each operation's results, red where it is made, grey"
+        " where it is inherited, yellow where that is not decided. Below, the gap by token."
+    )
+    return Picture("Where the runs differ", figure, caption)
+
+
+def _data(asked: CompareOptions, found: Comparison, seconds: float) -> dict[str, Any]:
+    """Return the report as JSON."""
+    return {
+        "schema": SCHEMA,
+        "command": command_line(),
+        "versions": all_versions("numpy"),
+        "a": asked.a,
+        "b": asked.b,
+        "seconds": round(seconds, 3),
+        "sentence": found.sentence,
+        "equal": found.equal,
+        "first": None if found.first is None else found.first.title,
+        "groups": [
+            {name: _finite(x) for name, x in group._asdict().items()}
+            | {"told_apart": group.is_told_apart}
+            for group in found.groups
+        ],
+        "left": found.left,
+        "interaction": found.interaction,
+        "unknown": found.unknown,
+        "kl": found.kl,
+        "mean": found.mean,
+        "largest": found.largest,
+        "gap": plain(found.gap.tolist()),
+        "rows": [row._asdict() for row in found.rows],
+        "flips": [flip._asdict() for flip in found.flips],
+        "notes": list(found.notes),
+    }
+
+
+def _finite(x: Any) -> Any:
+    return None if isinstance(x, float) and isnan(x) else x
