@@ -26,13 +26,13 @@ ACCUMULATORS = (
     *(Accumulator(order=Order.STRIDED, chunk=n) for n in (2, 4, 8, 16, 32, 64, 128)),
     *(Accumulator(order=Order.OCTETS, chunk=n) for n in (2, 4, 8, 16)),
     *(Accumulator(order=Order.WARPS, chunk=n) for n in (1, 2, 4, 8)),
+    *(Accumulator(order=Order.CASCADE, chunk=n) for n in (4, 8, 16)),
+    Accumulator(order=Order.LEVELS),
     *(Accumulator(order=Order.QUAD_WARPS, chunk=n) for n in (32, 64, 128, 256, 512)),
     *(Accumulator(order=Order.OCTET_WARPS, chunk=n) for n in (32, 64, 128, 256, 512)),
     *(Accumulator(order=Order.QUAD_STRIDES, chunk=n) for n in (512, 1024)),
     *(Accumulator(order=Order.OCTET_STRIDES, chunk=n) for n in (512, 1024)),
     *(Accumulator(order=Order.BLOCK, chunk=n) for n in (32, 64, 128, 256, 512)),
-    *(Accumulator(order=Order.CASCADE, chunk=n) for n in (4, 8, 16)),
-    Accumulator(order=Order.LEVELS),
 )
 """The accumulators that a tree is compared with; those that come first are named first."""
 
