@@ -1,9 +1,9 @@
 """What torch, transformers, Liger and Inductor computed on an H100, and the plan of each case.
 
-`tests/golden/operations/gpu.json` has the inputs of each case, made from seeds, and the SHA-256 of
-its outputs; `tests.checks.gpu_operations` recorded them and `--digests` wrote the file. A capture
-folder has the outputs themselves: `python -m tests.operations.gpu_cases FOLDER` prints the share of
-equal numbers.
+The files of `tests/golden/operations` have the inputs of each case, made from seeds, and the SHA-256
+of its outputs. `tests.checks.gpu_operations` records the outputs themselves, and
+`python -m tests.operations.gpu_cases FOLDER [FOLDER]` prints the share of equal numbers of such a
+folder, and writes digests into another.
 """
 
 import hashlib
@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from safetensors import safe_open
 
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.operations import OPERATIONS, run
 from roundscope.operations.linear import Plan as Linear
 from roundscope.operations.rms_norm import liger_llama, triton_sum
 from roundscope.operations.run import plan_of
-from tests.checks.gpu_operations import cases, inputs
+from tests.checks.gpu_operations import TYPES, cases, inputs
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "operations" / "gpu.json"
+GOLDEN = Path(__file__).parents[1] / "golden" / "operations"
 SUFFIX = {"bf16": "", "fp16": "-fp16", "fp32": "-fp32"}
 NORMS = {
     "torch": "torch-cuda",
@@ -88,6 +89,11 @@ def twin_of(name: str, note: dict[str, Any], given: dict[str, Any], rows: int) -
         return Twin(operation, plan, call, {"eps": note["eps"]})
     if operation == "linear" and source == "torch" and kind in ("bf16", "fp16"):
         return Twin(operation, linear_of(name, note), given, {})
+    if operation == "linear" and source == "scaled_mm" and "blocks" not in rest[0]:
+        features = given["x"].shape[1]
+        splits = 1 if "fast" in rest[0] else math.ceil(features / 128)
+        plan = plan_of(OPERATIONS["linear"], "hopper-e4m3").changed(f"splits={splits}")
+        return Twin(operation, plan, {key: given[key] for key in ("x", "weight")}, {})
     if operation in ("log_softmax", "log_softmax-fp32") and source == "torch":
         wide = operation.endswith("fp32") or kind == "fp32"
         plan = plan_of(OPERATIONS["log_softmax"], "torch-cuda" + ("-fp32" if wide else ""))
@@ -124,7 +130,12 @@ def outputs_of(name: str, note: dict[str, Any], made: dict[str, Any]) -> dict[st
         return None
     with np.errstate(invalid="ignore"):  # signalling NaNs among all numbers of a type
         found = run(twin.operation, twin.plan, twin.inputs, settings=twin.settings)
-    return {"out": next(iter(found.outputs.values()))}
+    out = next(iter(found.outputs.values()))
+    if "scaled_mm" in name:
+        by_x, by_w = made["x_scale"], made["weight_scale"]
+        out = out * by_w[:, :results] * by_x[:rows] if by_x.ndim else out * (by_x * by_w)
+        out = out.astype(TYPES[name.split("/")[2].partition("-")[2]])
+    return {"out": out}
 
 
 def digest(x: np.ndarray) -> str:
@@ -135,7 +146,8 @@ def digest(x: np.ndarray) -> str:
 
 def golden() -> dict[str, dict[str, Any]]:
     """Return the notes of the stored cases, with the digests of their outputs."""
-    return json.loads(GOLDEN.read_text())["cases"]
+    files = sorted(GOLDEN.glob("*.json"))
+    return {name: note for f in files for name, note in json.loads(f.read_text())["cases"].items()}
 
 
 def _noted(name: str, note: dict[str, Any]) -> dict[str, Any]:
@@ -163,15 +175,27 @@ def compared(folder: Path) -> Iterator[tuple[str, dict[str, Any], np.ndarray, fl
             yield name, kept, wanted, float(((a == b) | (np.isnan(a) & np.isnan(b))).mean())
 
 
+def file_of(name: str) -> str:
+    """Return the file of a case's digest."""
+    operation, source = name.split("/")[:2]
+    if source == "scaled_mm":
+        return "scaled-mm"
+    own = {"rms_norm": "rms-norm", "linear": "linear", "silu": "gated", "silu_mul": "gated"}
+    return own.get(operation, "losses")
+
+
 def main() -> None:
-    """Print the shares; with a second argument, write the digests there."""
-    stored = {}
+    """Print the shares; with a second folder, write the digests of an H100's outputs there."""
+    stored: dict[str, dict[str, Any]] = {}
     for name, note, output, share in compared(Path(sys.argv[1])):
         print(f"{share:9.4%}  {name}  {note['kernels'][0][0]}", flush=True)
-        stored[name] = note | {"sha256": digest(output), "type": str(output.dtype)}
-    if len(sys.argv) > 2:
-        text = json.dumps({"versions": sys.argv[3:], "cases": stored}, separators=(",", ":"))
-        Path(sys.argv[2]).write_text(text.replace('},"', '},\n"') + "\n")
+        kept = note | {"sha256": digest(output), "type": str(output.dtype)}
+        stored.setdefault(file_of(name), {})[name] = kept
+    for file, own in stored.items() if len(sys.argv) > 2 else ():
+        with safe_open(next(Path(sys.argv[1]).glob("*.safetensors")), "numpy") as capture:
+            about = {k: v for k, v in capture.metadata().items() if k != "notes"}
+        text = json.dumps({"versions": about, "cases": own}, separators=(",", ":"))
+        (Path(sys.argv[2]) / f"{file}.json").write_text(text.replace('},"', '},\n"') + "\n")
 
 
 if __name__ == "__main__":
