@@ -1,7 +1,7 @@
 """What torch, transformers, Liger and Inductor computed on an H100, and the plan of each case.
 
-The files of `tests/golden/operations` have the inputs of each case, made from seeds, and the SHA-256
-of its outputs. `tests.checks.gpu_operations` records the outputs themselves, and
+The files of `tests/golden/operations` have the inputs of each case, made from seeds, and the
+SHA-256 of its outputs. `tests.checks.gpu_operations` records the outputs themselves, and
 `python -m tests.operations.gpu_cases FOLDER [FOLDER]` prints the share of equal numbers of such a
 folder, and writes digests into another.
 """
