@@ -38,6 +38,7 @@ from roundscope.attention.plans.forward import KEPT_LANES
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import BLOCK_AXIS, Site
 from roundscope.attention.softmax.exponents import (
+    alpha_of_sum,
     base2_scale,
     exponential,
     exponential_again,
@@ -137,7 +138,8 @@ def forward_tile(
     e = at(Site.EXP, exponential_of_tile(at, x))
 
     alpha = at(Site.ALPHA, exponential(at, dm))
-    al = at(Site.AL, mul(alpha if l.ndim == 1 else alpha[:, None], l))
+    of_sum = alpha_of_sum(at, m_old, m, alpha)
+    al = at(Site.AL, mul(of_sum if l.ndim == 1 else of_sum[:, None], l))
     ao = at(Site.AO, mul(alpha[:, None], o))
 
     if plan.normalise_first:

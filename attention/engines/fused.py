@@ -309,12 +309,14 @@ def apart(x: Any) -> Any:
 
 
 def on_threads(function: Callable[[int], Result], count: int) -> list[Result]:
-    """Return function(0) to function(count - 1), computed on several threads."""
+    """Return function(0) to function(count - 1), computed on several threads if there are many."""
 
     def quietly(n: int) -> Result:
         # overflow, inf - inf and NaN are results here, counted by the trace
         with np.errstate(all="ignore"):
             return function(n)
 
+    if count == 1:  # a thread takes longer to start than many a call of one head
+        return [quietly(0)]
     with ThreadPoolExecutor(min(count, thread_count())) as pool:
         return list(pool.map(quietly, range(count)))

@@ -264,6 +264,21 @@ class Tanh(StrEnum):
     """The instruction tanh.approx, bit for bit. FlashAttention-4."""
 
 
+class RescaledSum(StrEnum):
+    """The maxima whose alpha multiplies l, in plans with `kept_state` (rescaled_sum= in the grammar
+    of changes). O is always multiplied by alpha of the maxima as memory holds them, after event MS.
+    """
+
+    KEPT = "kept"
+    """The same maxima."""
+    FIRST_TILE = "first-tile"
+    """In the first query tile the maxima before MS, elsewhere the same. The compiled code of arXiv
+    2510.04212.
+    """
+    UNROUNDED = "unrounded"
+    """Everywhere the maxima before MS."""
+
+
 class KeyOrder(StrEnum):
     """The order of the key tiles of a query tile (key_order= in the grammar of changes).
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from roundscope.attention.plans.choices import KeyOrder, QueryOrder
+from roundscope.attention.plans.choices import KeyOrder, QueryOrder, RescaledSum
 from roundscope.attention.plans.forward import KEPT_LANES
 from roundscope.attention.plans.served import ServedChoices
 from roundscope.events.choice import Moves, choice
@@ -133,6 +133,23 @@ class TileChoices(ServedChoices):
         refused=_first_tile,
         moves=Moves(forward=12),
         example="kept_state=true first_tile_apart=true",
+    )
+    rescaled_sum: RescaledSum = choice(
+        RescaledSum.KEPT,
+        number=56,
+        called="maxima of a rescaled sum",
+        doc="With kept_state, the maxima whose alpha multiplies l, one of `RescaledSum`: kept"
+        " (default), first-tile or unrounded.",
+        source="the same code, compiled, without a mask and with several tiles",
+        refused=lambda p: (
+            ""
+            if p.kept_state
+            else "only a maximum that is kept in memory is rounded there; it goes with kept_state"
+        ),
+        kernels=(RescaledSum.KEPT,),
+        programs=(RescaledSum.KEPT,),
+        moves=Moves(forward=17),
+        example="kept_state=true rescaled_sum=first-tile",
     )
     backward_keys: int = choice(
         0,

@@ -5,11 +5,12 @@ is the hook of the tile. Scores are (bq, bk), and numbers that a row has only on
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from roundscope.attention.hook import Events
-from roundscope.attention.plans.choices import BackwardExponent, Exponential, Log2E
+from roundscope.attention.plans.choices import BackwardExponent, Exponential, Log2E, RescaledSum
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.attention.softmax.maximum import finite, masked, new_maximum
@@ -63,6 +64,23 @@ def exponents(at: Events, scale: float, m_old: Array, s: Array) -> tuple[Array, 
     if plan.kept_state:  # alpha is computed from both maxima as memory holds them
         m_old, shift = (ops.round(y, plan[Site.MS], None) for y in (m_old, shift))
     return m, x, at(Site.DM, exponent(ops, plan, m_old - shift))
+
+
+def alpha_of_sum(at: Events, m_old: Array, m: Array, alpha: Array) -> Array:
+    """Return the factor of l: alpha, or that of the maxima before event MS (`RescaledSum`).
+
+    m_old, m  the maximum before and after this tile, (bq,)
+    alpha     the factor of O, (bq,)
+    """
+    xp, plan = at.ops.xp, at.plan
+    if plan.rescaled_sum is RescaledSum.KEPT:
+        return alpha
+    again = replace(at, recorder=None)  # a trace counts DM and ALPHA once
+    dm = again(Site.DM, exponent(at.ops, plan, m_old - finite(xp, m)))
+    unrounded = again(Site.ALPHA, exponential(at, dm))
+    if plan.rescaled_sum is RescaledSum.UNROUNDED:
+        return unrounded
+    return xp.where(at.tile.i == 0, unrounded, alpha)
 
 
 def shifted(at: Events, m: Array) -> Array:

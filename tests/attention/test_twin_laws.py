@@ -164,6 +164,29 @@ def test_the_first_of_several_query_tiles_is_apart():
     )
 
 
+@pytest.mark.parametrize("engine", ["numpy", "xla"])
+def test_the_maxima_of_a_rescaled_sum(engine):
+    """l is multiplied by alpha of the rounded maxima, or of the others, in the first tile or in
+    all; O always by that of the rounded ones.
+    """
+    arrays, wide = inputs(tokens=48, heads=1, key_heads=1), "AL=fp32 AO=fp32 first_tile_apart=false"
+    base = TWINS["qiu-yao-compiled"].plan.changed(*wide.split())
+
+    def ran(*words):
+        plan = base.changed(*words)
+        found = examine(
+            *arrays, plan=plan, engine=engine, record=None, block_q=16, block_k=16, scale=0.3
+        )
+        return np.asarray(found.lse)
+
+    kept, first, every = (ran(f"rescaled_sum={n}") for n in ("kept", "first-tile", "unrounded"))
+    assert not np.array_equal(kept[:, :16], every[:, :16])
+    assert np.array_equal(first[:, :16], every[:, :16])
+    assert np.array_equal(first[:, 16:], kept[:, 16:])
+    # without the rounding of the maxima they are the same
+    assert np.array_equal(ran("MS=fp32"), ran("MS=fp32", "rescaled_sum=unrounded"))
+
+
 @twins
 def test_heads_are_computed_apart(twin):
     """State of one head in another."""

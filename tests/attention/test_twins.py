@@ -115,6 +115,15 @@ def test_compiled_code_on_two_tiles(family):
     assert found["out"] == found["dq"] == found["dk"] == 1.0 and found["dv"] >= 0.9999
 
 
+@pytest.mark.parametrize("family", STORED)
+def test_compiled_code_on_two_tiles_without_a_mask(family):
+    """In its first query tile l is multiplied by alpha of the maxima before they are rounded."""
+    plan = TWINS["qiu-yao-compiled"].plan.changed("rescaled_sum=first-tile")
+    twin = replace(TWINS["qiu-yao-compiled"], tiles=always(256, 256), make=lambda: plan)
+    found = shares(twin, family, False, stored("released-compiled-256"))
+    assert found["out"] == 1.0 and min(found.values()) >= 0.9999
+
+
 def test_every_twin_has_its_kernel():
     """A twin that nothing is compared with."""
     assert {twin for twin, _ in CASES} == set(TWINS)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from roundscope.attention import Plan, examine
-from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.attention.testing.calls import PARTS, Inputs, Outputs
 from roundscope.tools.identify.identify import Identified, identify
 from roundscope.tools.identify.search import MOST
 from tests.checks.engines import normal
@@ -212,17 +212,21 @@ def stored() -> Iterator[tuple[str, Inputs, Outputs]]:
     """Yield the calls whose outputs are stored: a head of layer 4, or of what a kernel runs on."""
     from roundscope.tools.tensors.files import open_tensors
     from tests.checks.kernel_outputs import GOLDEN, STORED_OF, inputs, of_one_head
+    from tests.checks.kernel_twins import stored_call
 
     for path in sorted(GOLDEN.glob("*.safetensors")):
         calls = [(f, m) for f in STORED_OF.get(path.stem, ("layer4",)) for m in ("causal", "full")]
         with open_tensors(path) as file:
             for family, mode in calls:
                 prefix = f"{family}/{mode}/"
-                names = [n.removeprefix(prefix) for n in file.names if n.startswith(prefix)]
-                arrays = {n: file[prefix + n] for n in names if n != "lse"}
+                arrays = {n: file[prefix + n] for n in PARTS if prefix + n in file.names}
                 if "out" in arrays:
                     x = of_one_head(inputs(family, causal=mode == "causal", kernel=path.stem))
                     yield f"{path.stem} {family} {mode}", x, Outputs(**arrays)
+            has_inputs = "q" in file.names
+        if has_inputs:
+            x, arrays = stored_call(path.stem)
+            yield path.stem, x, Outputs(**arrays)
 
 
 if __name__ == "__main__":

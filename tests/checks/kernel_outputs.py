@@ -36,6 +36,7 @@ GROUPS = {
     ),
     "triton": ("triton-tutorial",),
     "grouped": ("sdpa-flash-gqa", "sdpa-cudnn-gqa", "sdpa-math-gqa", "jax-cudnn-gqa"),
+    "repeated": ("eager-gqa", "flex-gqa"),
     "fp8": ("cudnn-fp8", "cudnn-fp8-s256"),
     "fa3": ("fa3", "fa3-gqa", "fa3-fp16", "fa3-split"),
     "fa3-fp8": ("fa3-fp8", "fa3-fp8-gqa", "fa3-fp8-descaled"),
@@ -44,8 +45,10 @@ GROUPS = {
     "released": (
         "released-eager-512",
         "released-eager-256",
+        "released-eager-128",
         "released-compiled-512",
         "released-compiled-256",
+        "released-compiled-128",
     ),
 }
 STORED = ("layer4", "gaussian64")
@@ -65,6 +68,8 @@ STORED_OF = {  # of kernels that do not run with the widths of the families abov
     "sdpa-cudnn-gqa": ("layer4",),
     "sdpa-math-gqa": ("layer4",),
     "jax-cudnn-gqa": ("layer4",),
+    "eager-gqa": ("layer4",),
+    "flex-gqa": ("layer4",),
     "sdpa-cudnn-one": ("one-query",),
 }
 FULL_ONLY = ("sdpa-cudnn-one",)  # kernels that were called without causality alone

@@ -37,7 +37,10 @@ def preset_of(name: str) -> Twin:
     """The preset that stood for a kernel, as a twin."""
     preset, size = BEFORE[name]
     return Twin(
-        name=preset, make=lambda: Plan.preset(preset), tiles=lambda width: (size, size), source=""
+        name=preset,
+        make=lambda: Plan.preset(preset),
+        tiles=lambda width, is_cut: (size, size),
+        source="",
     )
 
 

@@ -74,7 +74,9 @@ def pairs() -> list[Pair]:
     both = [change for _, change in TWO]
     in_type = [partial(side, logprobs=small.log_softmax(t)) for t in (torch.float32, small.BF16)]
     kernels = [partial(side, kernel=name) for name in ("eager", "sdpa")]
-    shaped = _of("attention", "linear", "silu")  # whose loops depend on how many numbers there are
+    shaped = _of(
+        "attention", "linear", "silu", "rms_norm"
+    )  # whose loops depend on how many numbers there are
     return [
         Pair("equal runs", PLAIN, PLAIN, frozenset(), True),
         Pair(

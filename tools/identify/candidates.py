@@ -153,18 +153,10 @@ def emulated(
 
     Raises ValueError for a plan that cannot run.
     """
-    if c.scale_ulps:
-        scale = np.float32(options["scale"])
-        for _ in range(abs(c.scale_ulps)):
-            scale = np.nextafter(scale, np.float32(np.inf * c.scale_ulps))
-        options["scale"] = float(scale)
-    if scales is not None:
-        left = {"scale_s"} if c.plan.log2_e is Log2E.NONE else set()  # it is offset
-        if c.plan.descales is Descales.PRODUCTS:
-            q, k, v = stored_operands(q, k, v, scales)
-        else:
-            left |= {*OPERANDS}
-        options["scales"] = {n: x for n, x in scales.items() if n not in left}
+    options["scale"] = scale_of(c, options["scale"])
+    if scales is not None and c.plan.descales is Descales.PRODUCTS:
+        q, k, v = stored_operands(q, k, v, scales)
+    options["scales"] = scales_of(c, scales)
     return examine(
         q,
         k,
@@ -176,6 +168,30 @@ def emulated(
         engine="numpy",
         **{"record": None, **options},
     )
+
+
+def scale_of(c: Candidate, scale: float) -> float:
+    """Return the scale with which a candidate runs a call of that scale."""
+    moved = np.float32(scale)
+    for _ in range(abs(c.scale_ulps)):
+        moved = np.nextafter(moved, np.float32(np.inf * c.scale_ulps))
+    return float(moved) if c.scale_ulps else scale
+
+
+def scales_of(
+    c: Candidate, scales: Mapping[str, np.ndarray] | None
+) -> dict[str, np.ndarray] | None:
+    """Return those scales of a call that a candidate is given beside q, k and v, or None.
+
+    Operands of plans with descales=operands are multiplied by theirs already. Plans with
+    log2_e=none have no offset, which scale_s is.
+    """
+    if scales is None:
+        return None
+    left = {"scale_s"} if c.plan.log2_e is Log2E.NONE else set()
+    if c.plan.descales is Descales.OPERANDS:
+        left |= {*OPERANDS}
+    return {n: x for n, x in scales.items() if n not in left}
 
 
 RESULTS = {
@@ -249,17 +265,18 @@ def in_fp8(best: Candidate, keys: int, *, has_scales: bool = False) -> Iterator[
             yield replace(best, plan=moved, block_k=min(size, keys), change=change)
 
 
-def tilings(best: Candidate, keys: int) -> Iterator[Candidate]:
+def tilings(best: Candidate, keys: int, *, usual: bool = False) -> Iterator[Candidate]:
     """Yield the same plan on other tiles of keys: any multiple of 16 up to 256, 512, whole rows.
 
-    On the usual tiles it is tried in each order of the keys that it can have.
+    On the usual tiles it is tried in each order of the keys that it can have; if `usual`, on these
+    alone, in its own order.
     """
     if best.plan.normalise_first:
         return
     orders = (KeyOrder.ASCENDING, KeyOrder.DESCENDING) if best.plan.split_tiles else tuple(KeyOrder)
     own = best.plan.key_order
-    for order in (own, *(o for o in orders if o is not own)):
-        sizes = KEY_TILES if order is own else USUAL_TILES
+    for order in (own,) if usual else (own, *(o for o in orders if o is not own)):
+        sizes = KEY_TILES if order is own and not usual else USUAL_TILES
         for size in (*(n for n in sizes if n < keys), keys):
             plan = replace(best.plan, key_order=order)
             yield replace(

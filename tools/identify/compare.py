@@ -33,14 +33,14 @@ class Nearness:
 
 def nearness(got: np.ndarray, want: np.ndarray) -> Nearness:
     """Return how close `got` is to `want`, arrays of one shape; the ulps are those of `want`."""
-    same = (got == want) | (np.isnan(got) & np.isnan(want))
-    equal = float(same.mean())
+    apart = ~agree(got, want)
+    equal = float((~apart).mean())
     if equal == 1.0:
         return Nearness(1.0, 0.0)
-    size = np.abs(np.where(np.isfinite(want[~same]), want[~same], 0.0))
-    ulp = ulps(want[~same], float(size.max(initial=0.0)) * 2.0**-12)
+    size = np.abs(np.where(np.isfinite(want[apart]), want[apart], 0.0))
+    ulp = ulps(want[apart], float(size.max(initial=0.0)) * 2.0**-12)
     with np.errstate(invalid="ignore"):
-        away = np.abs(got[~same].astype(np.float64) - want[~same]) / ulp
+        away = np.abs(got[apart].astype(np.float64) - want[apart]) / ulp
     return Nearness(equal, -float(np.nan_to_num(np.minimum(away, FAR), nan=FAR).mean()))
 
 

@@ -7,20 +7,24 @@ plan kept.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from types import MappingProxyType
 
 import numpy as np
 
-from roundscope.attention.plans.choices import GradientsApart, KeyOrder
+from roundscope.attention.plans.choices import GradientsApart, KeyOrder, RescaledSum
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import visible
+from roundscope.attention.tiles.loops import of_backward
 from roundscope.emu.roundings.modes import E4M3, FP16
+from roundscope.emu.stats.comparison import agree
 from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.tools.errors import bad
 from roundscope.tools.identify import candidates
+from roundscope.tools.identify.backwards import Arrays, Backwards, has_parts
 from roundscope.tools.identify.candidates import Candidate, emulated, narrowest
 from roundscope.tools.identify.compare import Nearness, nearness
 from roundscope.tools.report.progress import Pace, left
@@ -35,12 +39,17 @@ SHARE = 16
 TIES = 10  # plans that give every bit of the output, whose backwards are tried
 EACH = 16  # plans between two lines of progress
 FORMS = 3  # how many structures are tried on other tiles
+# so many times more numbers of a structure may differ than of the nearest, or it is not changed
+FAR_OFF = 30.0
 CHANGES = 8  # the largest number of changes made one after the other
 GAIN = 2e-5  # the share of equal bits that a change must add to explain anything
 PART = 0.01  # the share of the unequal numbers that a change must explain
 # the share of equal bits of a dQ that atomics add, beyond which the rest may be due to their order
 ATOMIC = 0.9998
 QUERY_TILES = (64, 128, 256, 512)  # queries of a tile that are tried for a backward
+PIECE = 128  # queries, or keys, of the part of a backward that is compared first
+WORTH = 0.7  # the share of a call up to which a part of it is compared first
+WORSE = Nearness(-1.0, -np.inf)  # of a plan that is no nearer in the part that is compared first
 Told = Callable[[str], None]
 
 
@@ -68,6 +77,7 @@ class Found:
     ties: list[Candidate] = field(default_factory=list)
 
 
+# None is said of a plan that cannot run, and WORSE of one that need not be compared further
 Judge = Callable[[Candidate], Nearness | None]
 Ranked = list[tuple[Candidate, Nearness]]
 
@@ -145,7 +155,7 @@ def forward(
     forms = list(structures(x, {"out": out}))
     forms += [candidates.with_sums(c, sums) for c in forms if sums]
     tries = Tries(most + len(forms), tell)  # structures are always tried
-    judge, quick = _forward_judge(x, out, ROWS), _forward_judge(x, out, FEW_ROWS)
+    judge, quick = (_forward_judge(x, out, _last(x, n)) for n in (ROWS, FEW_ROWS))
     tries.stage = "structures"
     ranked = _ranked(judge, forms, tries)
     best, near = ranked[0]
@@ -158,10 +168,33 @@ def forward(
     else:
         result, forms = _tiled(x, result, [c for c, _ in ranked], judge, quick, tries, seen)
     if result.near.equal < 1.0:
-        result = _widely(x, result, forms, judge, quick, tries)
+        result = _widely(x, out, result, forms, judge, quick, tries)
+    if result.near.equal == 1.0:
+        result = _in_all_rows(x, out, result, tries)
     result.tried = tries.done
     result.stopped = tries.is_over and result.near.equal < 1.0
     return result
+
+
+def _in_all_rows(x: Inputs, out: np.ndarray, found: Found, tries: Tries) -> Found:
+    """Return what was found on the last rows, or what is nearer in all rows of the head.
+
+    The first rows may be computed in another way. Changes are tried if no tie has every bit.
+    """
+    judge = _forward_judge(x, out, _last(x, x.q.shape[1]))
+    ranked = [(c, near) for c in (found.best, *found.ties[:TIES]) if (near := judge(c)) is not None]
+    best, near = max(ranked, key=lambda pair: pair[1])
+    if not _is_open(near) or len(out[0]) <= ROWS:
+        return found
+    tries.stage = "changes in all rows"
+    start = Found(best=best, near=near, changes=found.changes)
+    few = Tries(min(tries.most // SHARE, tries.most - tries.done), tries.tell)
+    few.stage = tries.stage
+    start = _improved(start, lambda best: judge, candidates.forward_changes, few)
+    tries.done += few.done
+    if start.best is best:
+        return found
+    return replace(start, structures=found.structures)
 
 
 def _is_whole(c: Candidate) -> bool:
@@ -187,20 +220,27 @@ def _tiled(
     tries: Tries,
     seen: Sequence[tuple[int, KeyOrder | None]] = (),
 ) -> tuple[Found, list[Candidate]]:
-    """Try all structures on other tiles; also return every structure on its best tiles.
+    """Try all structures on other tiles; also return those that may be changed, on the best tiles.
 
     All are tried on a few rows, the nearest of them then on more. If tiles that were seen give
-    every bit, no others are tried.
+    every bit, no others are tried; if usual tiles do, only these in other orders of the keys.
     """
     tries.stage = "tiles"
     keys = x.k.shape[1]
     screened = _ranked(quick, candidates.on_seen_tiles(forms, seen, keys), tries)
     ranked = _ranked(judge, (c for c, _ in screened[:CONFIRMED]), tries)
-    if not ranked or ranked[0][1].equal < 1.0:
-        every = (t for c in forms for t in candidates.tilings(c, keys))
+    for usual in (True, False):  # the usual tiles, and then all others
+        if ranked and ranked[0][1].equal == 1.0:
+            break
+        every = (t for c in forms for t in candidates.tilings(c, keys, usual=usual))
         more = _ranked(quick, every, tries, known=screened)
         screened = sorted((*screened, *more), key=lambda pair: pair[1], reverse=True)
         ranked = _ranked(judge, (c for c, _ in screened[:CONFIRMED]), tries)
+        sizes = {c.block_k for c, n in ranked if n.equal == 1.0}
+        if usual and sizes:  # the other orders of the keys on the tiles that give every bit
+            every = (t for c in forms for t in candidates.tilings(c, keys) if t.block_k in sizes)
+            ranked = [*ranked, *_ranked(judge, every, tries, known=[*screened, *ranked])]
+            ranked.sort(key=lambda pair: pair[1], reverse=True)
     if ranked and ranked[0][1] > nearest.near:
         nearest.best, nearest.near = ranked[0]
         nearest.changes.append((f"{nearest.best.plan.name}, {nearest.best.change}", nearest.near))
@@ -215,6 +255,8 @@ def _tiled(
         if name not in best or near > best[name][1]:
             best[name] = (c, near)
     order = sorted(best.values(), key=lambda pair: pair[1], reverse=True)
+    most = FAR_OFF * (1.0 - nearest.near.equal)
+    order = [pair for pair in order if 1.0 - pair[1].equal <= most]
     # on the own tiles too: where an event is wrong, the nearest tiles need not be the right ones
     own = {c.plan.name: c for c in forms}
     pairs = ((own[c.plan.name], c) for c, _ in order)
@@ -223,6 +265,7 @@ def _tiled(
 
 def _widely(
     x: Inputs,
+    out: np.ndarray,
     nearest: Found,
     forms: list[Candidate],
     judge: Judge,
@@ -271,7 +314,7 @@ def _widely(
     tries.stage = "further changes"
     reached = []
     for start in (*list(starts.values())[:FORMS], nearest):
-        reached.append(_improved(start, judge, changes, tries))
+        reached.append(_improved(start, lambda best: _nearer(x, out, best, judge), changes, tries))
         if reached[-1].near.equal == 1.0:
             break
     return max(reached, key=lambda f: f.near)
@@ -288,39 +331,52 @@ def backward(
     """
     tries = Tries(most + 1 + TIES, tell)  # the forward's own backwards are always tried
     tries.stage = "backward"
-    judge = _backward_judge(x, outputs)
+    gradients = _Gradients(x, outputs)
     wanted = {n: a for n, a in outputs.named() if n in ("dq", "dk", "dv")}
     own, *tied = (candidates.leaving(c, wanted) for c in (found.best, *found.ties[:TIES]))
-    ranked = _ranked(judge, (own, *tied), tries)
-    ties = _ties(ranked)
-    if ranked and ranked[0][1].equal < 1.0:
-        begun = [c for c, _ in ranked]
-        proposed = (
-            *(b for c in begun for b in candidates.again(c)),
-            *(b for c in begun for b in _backwards(x, c, wanted)),
-        )
-        more = _ranked(judge, proposed, tries, is_one_enough=True)
-        ranked = sorted((*ranked, *more), key=lambda pair: pair[1], reverse=True)
+    begun = _ranked(gradients.judge, (own, *tied), tries)
     result = Found(best=own, near=Nearness(0.0, 0.0))
-    if ranked:
-        result = Found(best=ranked[0][0], near=ranked[0][1], ties=ties)
+    if begun:
+        result = Found(best=begun[0][0], near=begun[0][1], ties=_ties(begun))
     tell(f"backward: {result.near}")
-    is_atomic = result.best.plan.gradients_apart is GradientsApart.DQ
-    # no plan has the order in which atomics added
-    if not (is_atomic and result.near.equal >= ATOMIC):
-        starts = {c.plan.name: Found(best=c, near=n) for c, n in reversed(ranked[:1])}
-        for c, n in ranked[1:]:
-            if c.plan.name not in starts and len(starts) < 2:
-                starts[c.plan.name] = Found(best=c, near=n)
+    if begun and not _is_final(result):
+        forms = [c for c, _ in begun]
+        proposed = (
+            *(b for c in forms for b in candidates.again(c)),
+            *(b for c in forms for b in _backwards(x, c, wanted)),
+        )
+        nearer = gradients.nearer_than(result.best)
+        more = _ranked(nearer, proposed, tries, is_one_enough=True)
+        ranked = sorted((*begun, *more), key=lambda pair: pair[1], reverse=True)
+        if ranked[0][1].equal == 1.0 or _helps(ranked[0][1], result.near):
+            result = Found(best=ranked[0][0], near=ranked[0][1])
         reached = []
-        for start in (result, *list(starts.values())[1:]):
-            reached.append(_improved(start, judge, candidates.backward_changes, tries))
-            if reached[-1].near.equal == 1.0:
+        for start in _starts(result, ranked):
+            if not _is_final(start):
+                changes = candidates.backward_changes
+                start = _improved(start, gradients.nearer_than, changes, tries)
+            reached.append(start)
+            if start.near.equal == 1.0:
                 break
         result = max(reached, key=lambda f: f.near)
     result.tried = tries.done
     result.stopped = tries.is_over and result.near.equal < 1.0
     return result
+
+
+def _is_final(found: Found) -> bool:
+    """Return whether no other backward can explain anything: so few numbers differ.
+
+    No plan has the order in which atomics add dQ.
+    """
+    is_atomic = found.best.plan.gradients_apart is GradientsApart.DQ
+    return not _is_open(found.near) or (is_atomic and found.near.equal >= ATOMIC)
+
+
+def _starts(result: Found, ranked: Ranked) -> list[Found]:
+    """Return the candidates from which further changes are tried: the best of two plans."""
+    others = (Found(best=c, near=n) for c, n in ranked if c.plan.name != result.best.plan.name)
+    return [result, *islice(others, 1)]
 
 
 def _backwards(x: Inputs, own: Candidate, wanted: dict[str, np.ndarray]) -> Iterator[Candidate]:
@@ -356,16 +412,19 @@ def _with_backward(plan: Plan, other: Plan) -> Plan:
 
 def _improved(
     found: Found,
-    judge: Judge,
+    judge_of: Callable[[Candidate], Judge],
     changes: Callable[[Candidate], Iterable[Candidate]],
     tries: Tries,
 ) -> Found:
-    """Make the change that helps most, again and again, until none helps or no plan is left."""
+    """Make the change that helps most, again and again, until none helps or no plan is left.
+
+    judge_of: from the candidate that is changed to a judge of its changes
+    """
     for _ in range(CHANGES):
-        if found.near.equal == 1.0 or tries.is_over:
+        if not _is_open(found.near) or tries.is_over:
             return found
         ranked = _ranked(
-            judge,
+            judge_of(found.best),
             (c for c in changes(found.best) if c.key != found.best.key),
             tries,
             is_one_enough=True,
@@ -385,6 +444,11 @@ def _helps(new: Nearness, old: Nearness) -> bool:
     return new.equal > old.equal + GAIN + PART * (1.0 - old.equal)
 
 
+def _is_open(near: Nearness) -> bool:
+    """Return whether a plan that gives every bit would help."""
+    return _helps(Nearness(1.0, 0.0), near)
+
+
 def _ranked(
     judge: Judge,
     proposed: Iterable[Candidate],
@@ -395,9 +459,9 @@ def _ranked(
 ) -> Ranked:
     """Return candidates with their nearness, nearest first.
 
-    Plans that cannot run are left out, and each plan is tried once, those that are known not at
-    all. Nothing is tried once no plan is left, or, if one is enough, after one that gives every
-    bit.
+    Plans that cannot run, and those that are WORSE, are left out, and each plan is tried once,
+    those that are known not at all. Nothing is tried once no plan is left, or, if one is enough,
+    after one that gives every bit.
     """
     seen = {c.key for c, _ in known}
     judged: Ranked = []
@@ -411,17 +475,63 @@ def _ranked(
         if near is None:
             continue
         tries.count()
-        judged.append((candidate, near))
+        if near is not WORSE:
+            judged.append((candidate, near))
         if is_one_enough and near.equal == 1.0:
             break
     return sorted(judged, key=lambda pair: pair[1], reverse=True)
 
 
-def _forward_judge(x: Inputs, out: np.ndarray, count: int) -> Judge:
-    """Return a judge of candidates by their outputs in the last `count` rows."""
-    rows = slice(max(0, x.q.shape[1] - count), None)
-    whole, want = np.ascontiguousarray(x.q[:1, :, :1]), out[:1, rows, :1]
-    last = np.ascontiguousarray(whole[:, rows])
+def _forward_judge(x: Inputs, out: np.ndarray, rows: slice) -> Judge:
+    """Return a judge of candidates by their outputs in some rows of the first head."""
+    emulate, want = _forward_of(x, rows), out[:1, rows, :1]
+
+    def judge(c: Candidate) -> Nearness | None:
+        try:
+            return nearness(emulate(c), want)
+        except ValueError:
+            return None  # the plan cannot run: its tensor core does not read its factors
+
+    return judge
+
+
+def _last(x: Inputs, count: int) -> slice:
+    """Return the last rows, which see all keys."""
+    return slice(max(0, x.q.shape[1] - count), x.q.shape[1])
+
+
+def _nearer(x: Inputs, out: np.ndarray, best: Candidate, judge: Judge) -> Judge:
+    """Return a judge on the last ROWS of candidates that may be nearer than the best.
+
+    Those few rows come first in which most of the best's numbers differ.
+    """
+    rows = _last(x, ROWS)
+    wrong = ~agree(_forward_of(x, rows)(best), out[:1, rows, :1])
+    pieces = range(rows.start, rows.stop, FEW_ROWS)
+    counts = [int(wrong[:, p - rows.start :][:, :FEW_ROWS].sum()) for p in pieces]
+    first = pieces[int(np.argmax(counts))]
+    few = slice(first, min(first + FEW_ROWS, rows.stop))
+    emulate, want = _forward_of(x, few), out[:1, few, :1]
+
+    def staged(c: Candidate) -> Nearness | None:
+        try:
+            is_nearer = _is_fewer(int((~agree(emulate(c), want)).sum()), max(counts))
+        except ValueError:
+            return None
+        return judge(c) if is_nearer else WORSE
+
+    return staged
+
+
+def _is_fewer(wrong: int, of_best: int) -> bool:
+    """Return whether so few numbers differ in a part that the whole may be nearer than the best."""
+    return wrong < of_best and wrong <= of_best * (1.0 - PART / 2)
+
+
+def _forward_of(x: Inputs, rows: slice) -> Callable[[Candidate], np.ndarray]:
+    """Return a function from a candidate to its output in some rows of the first head."""
+    whole = np.ascontiguousarray(x.q[:1, :, :1])
+    some = np.ascontiguousarray(whole[:, rows])
     k, v = (np.ascontiguousarray(a[:1, :, :1]) for a in (x.k, x.v))
     whole_mask = None if x.mask is None else x.mask[:1, :1]
     mask = None if whole_mask is None else whole_mask[:, :, rows]
@@ -429,56 +539,141 @@ def _forward_judge(x: Inputs, out: np.ndarray, count: int) -> Judge:
     if cuts:
         near = visible(replace(x, mask=None))[:1, :1, rows]
         mask = near if mask is None else near & mask
-    one_head = candidates.options_of(x) | {
-        "sinks": None if x.sinks is None else x.sinks[:1],
-        "mask": whole_mask,
-    }
+    sinks = None if x.sinks is None else x.sinks[:1]
+    one_head = candidates.options_of(x) | {"sinks": sinks}
+    is_whole = rows.stop - rows.start == x.q.shape[1]
+    # whether the last rows stand in a call of their own where they stand in this one
+    is_last = x.alignment == "bottom-right" or x.q.shape[1] == x.k.shape[1]
 
-    def judge(c: Candidate) -> Nearness | None:
+    def emulate(c: Candidate) -> np.ndarray:
+        if rows.start and c.plan.rescaled_sum is RescaledSum.FIRST_TILE:
+            c = replace(c, plan=replace(c.plan, rescaled_sum=RescaledSum.KEPT))
         # plans whose arithmetic depends on query tiles, and on causality or a window, which a mask
         # does not tell
         of_tiles = c.plan.key_order is KeyOrder.MASKED_FIRST or c.plan.unfused_if_cut
-        try:
-            if cuts and of_tiles:
-                got = emulated(c, whole, k, v, **one_head).out[:, rows]
-            else:
-                got = emulated(
-                    replace(c, block_q=ROWS),
-                    last,
-                    k,
-                    v,
-                    **one_head | {"is_causal": False, "window": None, "mask": mask},
-                ).out
-        except ValueError:
-            return None  # the plan cannot run: its tensor core does not read its factors
-        return nearness(got, want)
+        if is_whole or (cuts and of_tiles):
+            first = rows.start // c.block_q * c.block_q if is_last else 0
+            own = one_head | {"mask": None if whole_mask is None else whole_mask[:, :, first:]}
+            if is_last:
+                own["alignment"] = "bottom-right"
+            out = emulated(c, np.ascontiguousarray(whole[:, first:]), k, v, **own).out
+            return np.asarray(out[:, rows.start - first : rows.stop - first])
+        no_cut = one_head | {"is_causal": False, "window": None, "mask": mask}
+        return np.asarray(emulated(replace(c, block_q=ROWS), some, k, v, **no_cut).out)
 
-    return judge
+    return emulate
 
 
-def _backward_judge(x: Inputs, outputs: Outputs) -> Judge:
-    """Return a judge of candidates by their gradients.
+class _Gradients:
+    """Judges of candidates by their gradients.
 
-    It uses the first key head and the query heads that share it.
+    The gradients are those of the first key head and of the query heads that share it.
     """
-    group = x.q.shape[2] // x.k.shape[2]
-    q, do = (np.ascontiguousarray(a[:1, :, :group]) for a in (x.q, x.do))
-    k, v = (np.ascontiguousarray(a[:1, :, :1]) for a in (x.k, x.v))
-    heads = {"dq": group, "dk": 1, "dv": 1}
-    wanted = {n: a[:1, :, : heads[n]] for n, a in outputs.named() if n in heads}
-    options = candidates.options_of(x) | {
-        "sinks": None if x.sinks is None else x.sinks[:group],
-        "mask": None if x.mask is None else x.mask[:1, :group],
-    }
 
-    def judge(c: Candidate) -> Nearness | None:
+    def __init__(self, x: Inputs, outputs: Outputs) -> None:
+        """Begin with a call."""
+        group = x.q.shape[2] // x.k.shape[2]
+        q, do = (np.ascontiguousarray(a[:1, :, :group]) for a in (x.q, x.do))
+        k, v = (np.ascontiguousarray(a[:1, :, :1]) for a in (x.k, x.v))
+        self.of = Backwards(
+            replace(
+                x,
+                q=q,
+                k=k,
+                v=v,
+                do=do,
+                sinks=None if x.sinks is None else x.sinks[:group],
+                mask=None if x.mask is None else x.mask[:1, :group],
+            )
+        )
+        heads = {"dq": group, "dk": 1, "dv": 1}
+        self.wanted: Arrays = {n: a[:1, :, : heads[n]] for n, a in outputs.named() if n in heads}
+
+    def judge(self, c: Candidate) -> Nearness | None:
+        """Return how near all gradients of a candidate are."""
         try:
-            got = emulated(c, q, k, v, do, **options)
+            got = self.of.gradients(c)
         except ValueError:
             return None
-        each = [nearness(getattr(got, n), a) for n, a in wanted.items()]
+        each = [nearness(got[n], a) for n, a in self.wanted.items()]
         return Nearness(
             float(np.mean([n.equal for n in each])), float(np.mean([n.distance for n in each]))
         )
 
-    return judge
+    def nearer_than(self, best: Candidate) -> Judge:
+        """Return a judge of candidates that may be nearer than the best.
+
+        Those queries of one head come first in which most of the best's dQ differs, and those keys
+        in which most of its dK and dV does.
+        """
+        got = self.of.gradients(best)
+        wrong = {n: ~agree(got[n], a) for n, a in self.wanted.items()}
+        of_queries, of_keys = self._of_queries(wrong), self._of_keys(wrong)
+        (_, queries, heads, _), keys = self.of.x.q.shape, self.of.x.k.shape[1]
+        cost = PIECE / (queries * heads) * bool(of_queries) + PIECE / keys * bool(of_keys)
+        if cost > WORTH:
+            return self.judge
+
+        def staged(c: Candidate) -> Nearness | None:
+            rows_alone, keys_alone = has_parts(c.plan)
+            try:
+                if (of_queries and not rows_alone) or (of_keys and not keys_alone):
+                    return self.judge(c)
+                is_nearer = any(part(c) for part in (of_queries, of_keys) if part)
+            except ValueError:
+                return None
+            return self.judge(c) if is_nearer else WORSE
+
+        return staged
+
+    def _of_queries(self, wrong: dict[str, np.ndarray]) -> Callable[[Candidate], bool] | None:
+        """Return whether fewer numbers of dQ differ in some queries; None if none differs."""
+        if not wrong.get("dq", np.zeros(1)).any():
+            return None
+        place, most = _most(wrong["dq"])
+        first, head = place
+
+        def is_nearer(c: Candidate) -> bool:
+            size = min(c.block_q, self.of.x.q.shape[1])
+            start, stop = _tiles_of(first, size)
+            got = self.of.gradients(c, head=head, rows=slice(start, stop))["dq"]
+            own = slice(first, first + PIECE)
+            want = self.wanted["dq"][:, own, head : head + 1]
+            here = got[:, first - start :][:, : want.shape[1]]
+            return _is_fewer(int((~agree(here, want)).sum()), most)
+
+        return is_nearer
+
+    def _of_keys(self, wrong: dict[str, np.ndarray]) -> Callable[[Candidate], bool] | None:
+        """Return whether fewer numbers of dK and dV differ in some keys; None if none differs."""
+        names = [n for n in ("dk", "dv") if n in wrong]
+        if not any(wrong[n].any() for n in names):
+            return None
+        (first, _), most = _most(np.concatenate([wrong[n] for n in names], axis=-1))
+
+        def is_nearer(c: Candidate) -> bool:
+            start, stop = _tiles_of(first, of_backward(self.of.setup(c)).block_k)
+            got = self.of.gradients(c, keys=slice(start, stop))
+            count = 0
+            for n in names:
+                want = self.wanted[n][:, first : first + PIECE]
+                count += int((~agree(got[n][:, first - start :][:, : want.shape[1]], want)).sum())
+            return _is_fewer(count, most)
+
+        return is_nearer
+
+
+def _most(wrong: np.ndarray) -> tuple[tuple[int, int], int]:
+    """Return where most numbers differ, and how many: the first row of a PIECE, and the head.
+
+    wrong: (1, rows, heads, features) of bool
+    """
+    firsts = range(0, wrong.shape[1], PIECE)
+    counts = np.array([wrong[0, lo : lo + PIECE].sum((0, 2)) for lo in firsts])
+    piece, head = np.unravel_index(int(counts.argmax()), counts.shape)
+    return (firsts[piece], int(head)), int(counts.max())
+
+
+def _tiles_of(first: int, size: int) -> tuple[int, int]:
+    """Return the first row, and the row after the last, of the tiles that hold a PIECE."""
+    return first // size * size, -(-(first + PIECE) // size) * size

@@ -197,7 +197,7 @@ OF_SOFTMAX = (
         kind="online softmax",
         imitates="When the maximum grows, alpha is applied to O and not to l.",
         file=ALGORITHM,
-        old="al = at(Site.AL, mul(alpha if l.ndim == 1 else alpha[:, None], l))",
+        old="al = at(Site.AL, mul(of_sum if l.ndim == 1 else of_sum[:, None], l))",
         new="al = at(Site.AL, l)",
         tests=JUDGE,
     ),

@@ -76,8 +76,8 @@ FAULTS: tuple[Fault, ...] = (
         kind="scales in FP8",
         imitates="A plan with scales in the products gets numbers that contain them.",
         file="tools/identify/candidates.py",
-        old="            q, k, v = stored_operands(q, k, v, scales)",
-        new="            pass",
+        old="        q, k, v = stored_operands(q, k, v, scales)",
+        new="        pass",
         tests=SCALES,
     ),
 )

@@ -4,6 +4,7 @@ apart; bad input is one line.
 
 import json
 import sys
+from dataclasses import replace
 from functools import cache
 
 import ml_dtypes
@@ -19,6 +20,7 @@ from roundscope.tools.identify.identify import Kind, identify
 from roundscope.tools.identify.search import MOST
 from roundscope.tools.tensors.files import open_tensors
 from roundscope.tools.tensors.layers import read_layers, sample_path
+from tests.checks.identify_faults import answered, faults
 from tests.checks.kernel_outputs import GOLDEN, inputs, of_one_head
 
 TOKENS = 128
@@ -199,6 +201,47 @@ def test_a_real_kernel_is_known(kernel, name):
     assert found.parts["out"].near.equal == 1.0 and all(
         p.near.equal > 0.9998 for p in found.parts.values()
     )
+
+
+@pytest.mark.thorough
+def test_the_compiled_code_on_two_tiles_without_a_mask_is_named():
+    """Its first query tile rescales the row sum in another way than the second."""
+    outputs = Outputs(**stored("released-compiled-256"))
+    found = of(outputs, of_one_head(inputs("layer4", causal=False)))
+    assert (found.kind, found.plan) == (Kind.SAME, "qiu-yao-compiled with rescaled_sum=first-tile")
+    assert {part.near.equal for part in found.parts.values()} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("qiu-yao-eager", []), ("qiu-yao-compiled", ["first_tile_apart=false"])],
+)
+def test_tiles_and_the_first_of_them_are_found(name, words):
+    """Tiles of another size than the twin's, and a first query tile that is like the others, which
+    the last rows do not show.
+    """
+    x = replace(crop(), **longer())
+    plan = TWINS[name].plan.changed(*words)
+    got = examine(
+        *(x.q, x.k, x.v, x.do), plan=plan, block_q=64, block_k=64, record=None, engine="numpy",
+        **x.options,
+    )  # fmt: skip
+    found = of(Outputs(out=got.out, dq=got.dq, dk=got.dk, dv=got.dv), x)
+    assert (found.kind, found.base, found.words) == (Kind.SAME, name, words), found.verdict
+    assert (found.best.block_q, found.best.block_k) == (64, 64)
+    assert {part.near.equal for part in found.parts.values()} == {1.0}
+
+
+def test_an_order_of_tiles_that_the_first_head_does_not_show():
+    """Two plans give every bit of it, and one of them those of the second head."""
+    fault = faults()["tiles descending"]
+    assert fault.score(answered(fault.x, fault.outputs)) == "right"
+
+
+def longer():
+    """More tokens than the search looks at first."""
+    [layer] = read_layers(sample_path(), layer="layer4")
+    return {n: np.ascontiguousarray(getattr(layer, n)[:1, :256, :1]) for n in ("q", "k", "v", "do")}
 
 
 def test_the_backward_of_another_kernel_is_found():

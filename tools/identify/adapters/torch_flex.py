@@ -42,8 +42,12 @@ def compiled(x: Inputs) -> Outputs:
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out: Tensor = _compiled()(
-            q, k, v, score_mod=capped if cap else None, block_mask=mask, scale=x.scale
+            *(q, k, v),
+            score_mod=capped if cap else None,
+            block_mask=mask,
+            scale=x.scale,
+            enable_gqa=q.shape[1] != k.shape[1],
         )
         return out
 
-    return called(attention, x)
+    return called(attention, x, backward=device() != "cpu")  # which has no backward of it

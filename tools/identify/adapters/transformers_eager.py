@@ -41,14 +41,20 @@ def gpt_oss(x: Inputs) -> Outputs:
 def _called(
     x: Inputs, forward: Callable[..., Any], sinks: Tensor | None = None, **options: Any
 ) -> Outputs:
-    """Call the function with the additive mask that the library makes."""
+    """Call the function with the additive mask that the library makes.
+
+    The function repeats key heads that query heads share (`repeat_kv`).
+    """
     rows, keys = x.q.shape[1], x.k.shape[1]
     mask = None
     if x.is_causal:
         least = torch.finfo(torch.bfloat16).min
         mask = torch.full((1, 1, rows, keys), least, dtype=torch.bfloat16, device=device()).triu(1)
     module = SimpleNamespace(
-        num_key_value_groups=1, training=False, head_dim=x.q.shape[3], sinks=sinks
+        num_key_value_groups=x.q.shape[2] // x.k.shape[2],
+        training=False,
+        head_dim=x.q.shape[3],
+        sinks=sinks,
     )
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
