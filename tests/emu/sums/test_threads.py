@@ -248,9 +248,9 @@ def test_the_orders_are_not_one_another() -> None:
     """A word that leads to another order's sum, and a test whose data cannot tell."""
     several = [acc for acc in ACCUMULATORS if acc != Accumulator(order=Order.OCTETS, chunk=1)]
     sums = {
-        str(acc): looped(acc, *operands(710)).tobytes() for acc in several
+        str(acc): looped(acc, *operands(750)).tobytes() for acc in several
     }  # one lane of octets is one of strided
-    sums["ascending"] = emu.dot(*operands(710)[:2], Accumulator(), operands(710)[2]).tobytes()
+    sums["ascending"] = emu.dot(*operands(750)[:2], Accumulator(), operands(750)[2]).tobytes()
     assert len(set(sums.values())) == len(sums)
 
 
