@@ -11,6 +11,8 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from roundscope.emu.backends.ops import Array
+from roundscope.emu.instructions.approximate import rcp
+from roundscope.emu.roundings.modes import BINARY32
 from roundscope.events.choice import Moves, choice
 from roundscope.events.hook import Events
 from roundscope.events.place import Rows
@@ -27,8 +29,8 @@ class Site(SiteBase):
     U = "U", "up, the other half of a gated layer", Axes.RF, "inputs", 1
     EXP = "EXP", "exp(-G)", Axes.RF, "forward", 2
     DN = "DN", "1 + EXP", Axes.RF, "forward", 3
-    SI = "SI", "1 / DN (sigmoid=apart)", Axes.RF, "forward", 4
-    SG = "SG", "G / DN, or G SI (sigmoid=apart)", Axes.RF, "forward", 5
+    SI = "SI", "1 / DN (sigmoid=apart or rcp)", Axes.RF, "forward", 4
+    SG = "SG", "G / DN, or G SI (sigmoid=apart or rcp)", Axes.RF, "forward", 5
     SC = "SC", "SG as it is multiplied by U", Axes.RF, "forward", 6
     GU = "GU", "SC U", Axes.RF, "forward", 7
     OUT = "OUT", "GU, or SG without U, as it is stored", Axes.RF, "forward", 8
@@ -52,6 +54,8 @@ class Sigmoid(StrEnum):
     """x / (1 + exp(-x))."""
     APART = "apart"
     """x (1 / (1 + exp(-x)))."""
+    RCP = "rcp"
+    """x times the instruction rcp.approx of 1 + exp(-x) in binary32, as div.full has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +68,8 @@ class Plan(BasePlan):
         Sigmoid.DIVIDED,
         number=0,
         called="sigmoid",
-        doc="How x sigmoid(x) is computed, one of `Sigmoid`: divided (default) or apart.",
+        doc="How x sigmoid(x) is computed, one of `Sigmoid`: divided (default), apart or"
+        " rcp (the instruction rcp.approx).",
         moves=Moves(forward=1),
     )
     exp: Exponential = choice(
@@ -93,7 +98,10 @@ def forward(
     xp, divide = at.ops.xp, at.ops.divide
     g = at(Site.G, gate)
     dn = at(Site.DN, 1.0 + exponential(at, Site.EXP, -g, at.plan.exp))
-    if at.plan.sigmoid is Sigmoid.APART:
+    if at.plan.sigmoid is Sigmoid.RCP:
+        si = at(Site.SI, at.ops.call(rcp, at.ops.round(dn, BINARY32, None)))
+        sg = at(Site.SG, at.ops.multiply(g, si))
+    elif at.plan.sigmoid is Sigmoid.APART:
         sg = at(Site.SG, at.ops.multiply(g, at(Site.SI, divide(xp.ones_like(dn), dn))))
     else:
         sg = at(Site.SG, divide(g, dn))
@@ -142,11 +150,32 @@ def torch_cpu() -> Plan:
     return replace(plan, exp=Exponential.SLEEF, fused_slope=True)
 
 
-def fused() -> Plan:
-    """Return a kernel that keeps silu in binary32 until the product, with CUDA's expf, as Triton's
-    and CUDA's do (vLLM, csrc/activation_kernels.cu, silu_and_mul, casts before the product).
+def torch_cuda() -> Plan:
+    """Return torch's silu on a GPU, and its product with another tensor: as on a CPU, with CUDA's
+    expf (aten/src/ATen/native/cuda/ActivationSiluKernel.cu; torch 2.11).
 
-    It was not compared with the bits of a kernel.
+    Equal in every bit for all numbers of BF16 and FP16, and in FP32
+    (tests/operations/test_on_a_gpu.py). The gradients were not compared.
+    """
+    return replace(torch_cpu(), name="torch-cuda", exp=Exponential.CUDA)
+
+
+def liger() -> Plan:
+    """Return Liger's SwiGLU: 2^(x log2 e) by the instruction ex2, the instruction rcp, and a cast
+    before the product (liger_kernel/ops/swiglu.py; Liger 0.8.5 with Triton 3.6).
+
+    Equal in every bit in BF16, FP16 and FP32 (tests/operations/test_on_a_gpu.py). The gradients
+    were not compared.
+    """
+    return replace(torch_cpu(), name="liger", exp=Exponential.EX2, sigmoid=Sigmoid.RCP)
+
+
+def fused() -> Plan:
+    """Return a kernel that keeps silu in binary32 until the product, with CUDA's expf, as CUDA's
+    do (vLLM, csrc/activation_kernels.cu, silu_and_mul, casts before the product).
+
+    Equal in every bit in BF16 to torch.compile's program (torch 2.11 on an H100,
+    tests/operations/test_on_a_gpu.py).
     """
     plan = in_bf16(Plan, "fused", *IN_TYPE)
     return replace(plan, exp=Exponential.CUDA)
@@ -160,7 +189,7 @@ SILU = Operation(
     outputs=(Value("out", Site.OUT),),
     forward=forward,
     backward=backward,
-    published=published(Plan, torch_cpu, fused),
+    published=published(Plan, torch_cpu, torch_cuda, fused),
     moved=(Site.EXP, Site.DN, Site.SG, Site.OUT),
 )
 SILU_MUL = Operation(
@@ -171,6 +200,6 @@ SILU_MUL = Operation(
     outputs=(Value("out", Site.OUT),),
     forward=forward,
     backward=backward,
-    published=published(Plan, torch_cpu, fused),
+    published=published(Plan, torch_cpu, torch_cuda, liger, fused),
     moved=(Site.EXP, Site.DN, Site.SG, Site.SC, Site.GU, Site.OUT),
 )

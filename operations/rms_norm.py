@@ -10,8 +10,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, ClassVar
 
+import numpy as np
+
 from roundscope.emu.backends.ops import Array
-from roundscope.emu.roundings.modes import BF16
+from roundscope.emu.instructions.approximate import rcp, rsqrt
+from roundscope.emu.roundings.modes import BF16, BINARY32, BINARY64
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.events.choice import Moves, choice
 from roundscope.events.hook import Events
@@ -67,6 +70,21 @@ class Root(StrEnum):
     """A root and a division, two events."""
     CORRECT = "correct"
     """One event, 1 / sqrt(VE) rounded once."""
+    RSQRT = "rsqrt"
+    """The instruction rsqrt.approx.f32 of NVIDIA's GPUs, of VE in binary32."""
+
+
+class Mean(StrEnum):
+    """How the sum of squares becomes their mean."""
+
+    DIVIDED = "divided"
+    """SS / F."""
+    FACTOR = "factor"
+    """SS times 1 / F, which is rounded to binary32 before."""
+    RCP = "rcp"
+    """SS times the instruction rcp.approx of F, as in div.full.f32, to which eps is added in one
+    multiply-add if MS does not round.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +100,7 @@ class Plan(BasePlan):
         number=0,
         called="root",
         doc="How 1 / sqrt(VE) is computed, one of `Root`: divided (default: a root, then a"
-        " division) or correct (one rounding).",
+        " division), correct (one rounding) or rsqrt (the instruction rsqrt.approx).",
         moves=Moves(forward=1),
     )
     unit_offset: bool = choice(
@@ -91,6 +109,15 @@ class Plan(BasePlan):
         doc="True multiplies by 1 + weight. Default False.",
         source="Gemma",
         moves=Moves(forward=2),
+    )
+    mean: Mean = choice(
+        Mean.DIVIDED,
+        number=2,
+        called="mean",
+        doc="How the sum of squares becomes their mean, one of `Mean`: divided (default), factor"
+        " (times 1 / F in binary32) or rcp (times the instruction rcp.approx of F).",
+        source="PyTorch's mean on a GPU, div.full in Triton",
+        moves=Moves(forward=3),
     )
 
 
@@ -111,11 +138,12 @@ def forward(
         x = summed = at(Site.ADD, x + at(Site.RES, residual))
     sq = at(Site.SQ, mul(x, x))
     ss = at.product(Site.SS, sq, xp.ones((features, 1)))[:, 0]
-    ms = at(Site.MS, at.ops.divide(ss, xp.full_like(ss, features)))
-    ve = at(Site.VE, ms + constant(at.plan, Site.VE, settings["eps"]))
+    ve = _mean_and_eps(at, ss, features, constant(at.plan, Site.VE, settings["eps"]))
     if at.plan.root is Root.DIVIDED:
         sd = at(Site.SD, xp.sqrt(ve))
         rs = at(Site.RS, at.ops.divide(xp.ones_like(sd), sd))
+    elif at.plan.root is Root.RSQRT:
+        rs = at(Site.RS, at.ops.call(rsqrt, at.ops.round(ve, BINARY32, None)))
     else:
         rs = at(Site.RS, at.ops.divide(xp.ones_like(ve), xp.sqrt(ve)))
     xn = at(Site.XN, mul(x, rs[:, None]))
@@ -125,6 +153,17 @@ def forward(
     w = at(Site.W, weight[None, :])
     w1 = xp.broadcast_to(at(Site.W1, w + 1.0) if at.plan.unit_offset else w, xc.shape)
     return at(Site.OUT, at(Site.XW, mul(xc, w1))), summed, x, rs, xc, w1
+
+
+def _mean_and_eps(at: Events[Plan, Rows], ss: Array, features: int, eps: float) -> Array:
+    """Return the event VE of the sums of squares."""
+    full, ops = at.ops.xp.full_like(ss, features), at.ops
+    if at.plan.mean is Mean.DIVIDED:
+        return at(Site.VE, at(Site.MS, ops.divide(ss, full)) + eps)
+    if at.plan.mean is Mean.FACTOR:
+        return at(Site.VE, at(Site.MS, ops.multiply(ss, float(np.float32(1.0 / features)))) + eps)
+    ms = at(Site.MS, ops.multiply(ss, ops.call(rcp, full)))
+    return at(Site.VE, ops.odd_sum(ms, ops.xp.full_like(ms, eps)))
 
 
 def backward(
@@ -195,6 +234,101 @@ def transformers_gemma() -> Plan:
     return replace(torch_cpu(), name="transformers-gemma", unit_offset=True)
 
 
+BLOCK = Accumulator(order=Order.BLOCK, chunk=32)  # of torch on a GPU, for 16 rows or more
+LIGER_WARPS = ((32, 32768), (16, 8192), (8, 2048))  # warps of a row, from so many numbers on
+
+
+def torch_cuda() -> Plan:
+    """Return torch.nn.functional.rms_norm on a GPU: squares and sums fused, 128 threads that read
+    four neighbors at a time, the instruction rsqrt, and the cast after the product with the weight
+    (aten/src/ATen/native/cuda/layer_norm_kernel.cu, vectorized_layer_norm_kernel; torch 2.11).
+
+    Equal in every bit in BF16, FP16 and FP32, for 64 to 8192 features, which are a multiple of 4
+    (tests/operations/test_on_a_gpu.py). The gradients were not compared.
+    """
+    plan = in_bf16(Plan, "torch-cuda", *IN_TYPE, *STORED).rounded({Site.SQ: BINARY64})
+    plan = plan.adding(Site.SS, Accumulator(order=Order.QUAD_WARPS, chunk=128))
+    return replace(plan, name="torch-cuda", root=Root.RSQRT)
+
+
+def transformers_llama_cuda() -> Plan:
+    """Return transformers' LlamaRMSNorm on a GPU, for 16 rows or more: as on a CPU, but the mean is
+    that of torch's reduction kernel, a product, and the root is the instruction rsqrt (torch 2.11,
+    transformers 5; `Order.BLOCK` for fewer rows).
+
+    Equal in every bit in BF16, FP16 and FP32, for 64 to 8192 features
+    (tests/operations/test_on_a_gpu.py). The gradients were not compared.
+    """
+    plan = transformers_llama().adding(Site.SS, BLOCK)
+    return replace(plan, name="transformers-llama-cuda", root=Root.RSQRT, mean=Mean.FACTOR)
+
+
+def transformers_gemma_cuda() -> Plan:
+    """Return transformers' GemmaRMSNorm on a GPU, for 16 rows or more: as on a CPU, with the mean
+    and the root of `transformers_llama_cuda`.
+
+    Equal in every bit in BF16, FP16 and FP32, for 64 to 8192 features
+    (tests/operations/test_on_a_gpu.py). The gradients were not compared.
+    """
+    plan = transformers_gemma().adding(Site.SS, BLOCK)
+    return replace(plan, name="transformers-gemma-cuda", root=Root.RSQRT, mean=Mean.FACTOR)
+
+
+def triton_sum(features: int, threads: int, bits: int) -> Accumulator:
+    """Return how Triton's tl.sum adds a row that it read whole: padded to a power of two, 16 bytes
+    at a time by each thread, and less if there are too many threads.
+    """
+    padded = 1 << (features - 1).bit_length()
+    own = min(128 // bits, max(padded // threads, 1))
+    if own < 4:
+        return Accumulator(order=Order.WARPS, chunk=own)
+    order = Order.QUAD_WARPS if own == 4 else Order.OCTET_WARPS
+    return Accumulator(order=order, chunk=min(threads, padded // own))
+
+
+def _of_triton(name: str, plan: Plan, total: Accumulator) -> Plan:
+    """Return a plan with the squares, the mean and the root of a kernel in Triton."""
+    fused = plan.rounded(dict.fromkeys((Site.SQ, Site.MS), BINARY64)).adding(Site.SS, total)
+    return replace(fused, name=name, root=Root.RSQRT, mean=Mean.RCP)
+
+
+def liger_llama(features: int = 4096, bits: int = 16) -> Plan:
+    """Return Liger's RMSNorm in its casting mode "llama": cast before the product with the weight
+    (liger_kernel/ops/rms_norm.py, _rms_norm_forward_kernel; Liger 0.8.5 with Triton 3.6).
+
+    Equal in every bit in BF16, FP16 and FP32, for 64 to 8192 features and their numbers of bits
+    (tests/operations/test_on_a_gpu.py). The gradients were not compared.
+    """
+    padded = 1 << (features - 1).bit_length()
+    warps = next((n for n, least in LIGER_WARPS if padded >= least), 4)
+    total = triton_sum(features, 32 * warps, bits)
+    return _of_triton("liger-llama", transformers_llama(), total)
+
+
+def liger_gemma(features: int = 4096, bits: int = 16) -> Plan:
+    """Return Liger's RMSNorm in its casting mode "gemma": x times 1 + weight in binary32, then the
+    cast; the sum and the versions are those of `liger_llama`.
+
+    Equal in every bit in BF16, FP16 and FP32, for 64 to 8192 features and their numbers of bits
+    (tests/operations/test_on_a_gpu.py). The gradients were not compared.
+    """
+    total = liger_llama(features, bits).accumulator(Site.SS)
+    return _of_triton("liger-gemma", transformers_gemma(), total)
+
+
+def inductor_llama() -> Plan:
+    """Return transformers' LlamaRMSNorm compiled by torch.compile on a GPU, which leaves out the
+    cast before the product with the weight (torch 2.11; the program that Inductor wrote casts once,
+    at the end).
+
+    Equal in every bit in BF16 for 64 to 8192 features and in FP32 for 1000 and 4096
+    (tests/operations/test_on_a_gpu.py); the rows that were compared do not tell its order of the
+    sum from those of other numbers of threads. The gradients were not compared.
+    """
+    plan = _of_triton("inductor-llama", torch_cpu(), triton_sum(4096, 512, 16))
+    return replace(plan.rounded({Site.MS: BINARY32}), name=plan.name, mean=Mean.DIVIDED)
+
+
 RMS_NORM = Operation(
     name="rms_norm",
     number=1,
@@ -208,6 +342,17 @@ RMS_NORM = Operation(
     forward=forward,
     backward=backward,
     settings={"eps": 1e-6},
-    published=published(Plan, transformers_llama, torch_cpu, transformers_gemma),
+    published=published(
+        Plan,
+        transformers_llama,
+        torch_cpu,
+        transformers_gemma,
+        torch_cuda,
+        transformers_llama_cuda,
+        transformers_gemma_cuda,
+        liger_llama,
+        liger_gemma,
+        inductor_llama,
+    ),
     moved=(Site.XN, Site.XC, Site.XW, Site.OUT),
 )

@@ -4,9 +4,10 @@ A rounding is FORMAT[:MODE][:OVERFLOW], such as bf16:stochastic or e4m3fn:toward
 blocks FORMAT[:RULE][:MODE], such as mxfp8_e4m3:rceil or int8[128x64]:ties-to-away.
 
 An accumulator is one of ascending, pairwise, halves, chunkedN, stridedN, octetsN, octet-pairsN,
-warpsN, cascadeN, levels and exact, followed by :FORMAT[:MODE], the rounding of its steps, which is
-fp32 by default. It can also be native, or a tensor core, ARCHITECTURE[-N]:TYPE[:FORMAT], such as
-hopper:bf16. With -N, the tensor core takes N products at a time.
+warpsN, quad-warpsN, octet-warpsN, quad-stridesN, octet-stridesN, blockN, cascadeN, levels and
+exact, followed by :FORMAT[:MODE], the rounding of its steps, which is fp32 by default. It can also
+be native, or a tensor core, ARCHITECTURE[-N]:TYPE[:FORMAT], such as hopper:bf16. With -N, the
+tensor core takes N products at a time.
 """
 
 import re
@@ -97,7 +98,7 @@ def accumulator_of(text: str) -> Accumulator:
         core = Accumulator.tensor_core(arch, *step.split(":", 1))
         return _of_products(core, text, products) if shorter else core
     chunk = re.fullmatch(
-        r"(chunked|strided|octets|octet-pairs|warps|cascade)([0-9]+)",
+        r"(chunked|strided|octets|octet-pairs|warps|(?:quad|octet)-(?:warps|strides)|block|cascade)([0-9]+)",
         "warps4" if order == "warps" else order,
     )
     if chunk is None and order not in ORDERS:
@@ -110,6 +111,11 @@ def accumulator_of(text: str) -> Accumulator:
             "octets8",
             "octet-pairs16",
             "warps4",
+            "quad-warps128",
+            "octet-warps256",
+            "quad-strides1024",
+            "octet-strides1024",
+            "block32",
             "cascade8",
             "levels",
             "exact",

@@ -37,7 +37,8 @@ OVERFLOWS = words("inf nan saturate")
 RULES = words("floor ceil even bump rceil nearest")
 ORDERS = words(
     "ascending pairwise halves exact chunked1 chunked3 strided2 strided32 octets8 octets2 "
-    "octet-pairs16 warps4 warps1 cascade8 levels"
+    "octet-pairs16 warps4 warps1 cascade8 levels quad-warps128 octet-warps256 octet-strides1024 "
+    "quad-strides1024 block32"
 )
 TENSOR_CORES = words(
     "volta:fp16 volta:fp16:fp16 turing:fp16:fp16 ampere:bf16 ampere:tf32 ada:e4m3fn "

@@ -1,9 +1,9 @@
 """Approximate instructions of a Hopper GPU, and CUDA's expf, bit for bit.
 
-The instructions are `ex2.approx.ftz.f32`, `lg2.approx.ftz.f32`, `rcp.approx.ftz.f32` and
-`tanh.approx.f32`. Each is a quadratic interpolation in integers. The leading 6 or 7 fraction bits
-of the argument choose three coefficients c0, c1 and c2. With t the remaining fraction bits and s a
-fixed shift, the result is::
+The instructions are `ex2.approx.ftz.f32`, `lg2.approx.ftz.f32`, `rcp.approx.ftz.f32`,
+`rsqrt.approx.f32` and `tanh.approx.f32`. Each is a quadratic interpolation in integers. The leading
+6 or 7 fraction bits of the argument, for rsqrt with the parity of its exponent, choose three
+coefficients c0, c1 and c2. With t the remaining fraction bits and s a fixed shift, the result is::
 
     c0 2^s + c1 t + c2 square(t) + bias, shifted right
 
@@ -13,6 +13,9 @@ project (nvhw/sfu.c) found. The coefficients were derived from results on an H20
 other facts: the argument of ex2 is cut to a multiple of 2^-23, and negative fractions are
 complemented bit by bit. For each of the first three the model was compared with an H200 on all 2^32
 arguments (`python -m tests.checks.gpu_instructions`).
+
+rsqrt was derived from 111,058 results of an H100: they leave one triple of coefficients in each
+interval, and a bias of 0x7FFE or 0x7FFF. It was compared with those results only.
 
 tanh differs in three ways: its intervals are chosen by the exponent and by up to 4 fraction bits,
 of the other fraction bits only the leading 17 are read, and the bias is 0. Its coefficients were
@@ -114,6 +117,51 @@ RCP = (
     (34636833, -17458, 140), (34497730, -17318, 138), (34359739, -17180, 137),
     (34222847, -17043, 135), (34087042, -16908, 133), (33952311, -16775, 132),
     (33818639, -16643, 131), (33686017, -16513, 130),
+)  # fmt: skip
+RSQRT = (  # of the arguments of [1, 2), then of [2, 4)
+    (67108862, -131062, 1508), (66590638, -128048, 1450), (66084240, -125150, 1396),
+    (65589220, -122358, 1344), (65105161, -119670, 1296), (64631662, -117078, 1250),
+    (64168346, -114578, 1206), (63714854, -112166, 1164), (63270844, -109838, 1124),
+    (62835987, -107588, 1086), (62409973, -105416, 1052), (61992512, -103314, 1016),
+    (61583315, -101282, 984), (61182119, -99316, 952), (60788660, -97412, 922),
+    (60402697, -95568, 892), (60023991, -93782, 866), (59652324, -92052, 840),
+    (59287473, -90372, 814), (58929238, -88744, 790), (58577419, -87164, 766),
+    (58231826, -85630, 744), (57892278, -84142, 724), (57558602, -82696, 704),
+    (57230630, -81290, 684), (56908204, -79924, 664), (56591164, -78596, 646),
+    (56279365, -77304, 628), (55972663, -76046, 610), (55670921, -74824, 596),
+    (55374005, -73632, 580), (55081793, -72474, 566), (54794159, -71344, 550),
+    (54510984, -70244, 536), (54232151, -69172, 524), (53957557, -68126, 510),
+    (53687092, -67106, 496), (53420653, -66112, 484), (53158143, -65142, 472),
+    (52899462, -64196, 462), (52644525, -63272, 450), (52393235, -62370, 440),
+    (52145512, -61490, 430), (51901270, -60630, 420), (51660428, -59790, 410),
+    (51422907, -58970, 402), (51188635, -58168, 392), (50957533, -57382, 382),
+    (50729535, -56616, 374), (50504568, -55866, 366), (50282568, -55132, 358),
+    (50063471, -54416, 352), (49847214, -53714, 344), (49633734, -53026, 336),
+    (49422974, -52354, 330), (49214875, -51696, 324), (49009385, -51050, 316),
+    (48806448, -50418, 308), (48606011, -49800, 302), (48408022, -49194, 296),
+    (48212433, -48600, 290), (48019193, -48018, 286), (47828263, -47448, 280),
+    (47639590, -46888, 274), (47453130, -92674, 1066), (47086691, -90544, 1026),
+    (46728615, -88494, 986), (46378582, -86520, 950), (46036299, -84620, 918),
+    (45701485, -82786, 884), (45373874, -81020, 854), (45053205, -79314, 824),
+    (44739243, -77668, 796), (44431752, -76076, 768), (44130518, -74540, 742),
+    (43835326, -73054, 718), (43545982, -71618, 696), (43262291, -70226, 672),
+    (42984072, -68880, 652), (42711158, -67578, 632), (42443372, -66314, 612),
+    (42180562, -65090, 594), (41922577, -63904, 576), (41669266, -62752, 558),
+    (41420490, -61634, 542), (41176120, -60550, 526), (40936024, -59498, 512),
+    (40700080, -58474, 496), (40468168, -57480, 482), (40240175, -56514, 470),
+    (40015994, -55576, 458), (39795521, -54662, 444), (39578648, -53774, 434),
+    (39365287, -52908, 420), (39155336, -52066, 410), (38948712, -51246, 398),
+    (38745320, -50448, 390), (38545085, -49670, 380), (38347924, -48912, 370),
+    (38153755, -48172, 360), (37962507, -47452, 352), (37774106, -46748, 342),
+    (37588483, -46062, 334), (37405571, -45394, 326), (37225301, -44740, 318),
+    (37047614, -44102, 310), (36872446, -43480, 304), (36699742, -42872, 296),
+    (36529439, -42278, 290), (36361487, -41698, 284), (36195832, -41130, 276),
+    (36032416, -40576, 272), (35871196, -40034, 266), (35712122, -39504, 260),
+    (35555147, -38984, 252), (35400222, -38478, 248), (35247303, -37982, 244),
+    (35096352, -37496, 238), (34947319, -37020, 234), (34800173, -36554, 228),
+    (34654868, -36098, 224), (34511369, -35652, 220), (34369640, -35214, 214),
+    (34229641, -34786, 210), (34091339, -34366, 206), (33954698, -33954, 202),
+    (33819688, -33550, 198), (33686280, -33156, 194),
 )  # fmt: skip
 TANH = (
     (8388608, 2097152, -256), (8388480, 2097024, -768), (8387968, 2096768, -3328),
@@ -220,6 +268,26 @@ def rcp(ops: Ops, x: Array) -> Array:
     size = xp.where(size < LEAST, 0.0, size)
     size = xp.where(xp.abs(x) < LEAST, math.inf, xp.where(xp.abs(x) == math.inf, 0.0, size))
     return xp.where(xp.isnan(x), math.nan, xp.where(b < 0, -size, size))
+
+
+def rsqrt(ops: Ops, x: Array) -> Array:
+    """Return 1 / sqrt(x) as the instruction rsqrt gives it, for a float64 array of binary32
+    numbers.
+
+    The result is within 1 ulp of binary32. Subnormal numbers are not flushed. 1 / sqrt(4^k) is
+    taken to be exact, as 1 / 2^k is in rcp.
+    """
+    xp = ops.xp
+    b = ops.bits(x)
+    exponent = ((b >> 52) & 0x7FF) - 1023
+    fraction, odd = (b >> 29) & FRACTION, exponent & 1
+    t = fraction & 0x1FFFF
+    interval = (odd << 6) | (fraction >> 17)
+    total = interpolated(xp, RSQRT, interval, t, 15, 0x7FFE, square(t) << 2) >> 17
+    total = xp.where((fraction == 0) & (odd == 0), 1 << 24, total)
+    y = _scaled(ops, total, -24 - ((exponent - odd) >> 1))
+    y = xp.where(x == 0.0, xp.copysign(math.inf, x), xp.where(x == math.inf, 0.0, y))
+    return xp.where((x < 0.0) | xp.isnan(x), math.nan, y)
 
 
 def tanh_approx(ops: Ops, x: Array) -> Array:

@@ -49,6 +49,25 @@ class Order(StrEnum):
         WARPS: each thread adds `chunk` neighboring terms in pairs, the 32 threads of a warp are
             added as in HALVES, then the warps as in HALVES, and init last. XLA's reductions on a
             GPU add in this order.
+        QUAD_WARPS: thread n of `chunk` threads adds x_4n to x_(4n + 3), then the four terms that
+            come 4 * chunk places later, and so on. Then threads and warps are added as in WARPS.
+            PyTorch's fused RMSNorm on a GPU adds in this order (128 threads), and so do Triton's
+            sums of a row of FP32 numbers.
+        OCTET_WARPS: as QUAD_WARPS, with eight terms in place of four: Triton's sum of a row of
+            numbers of 16 bits.
+        QUAD_STRIDES: as QUAD_WARPS, but the terms behind the last 4 * chunk that all threads read
+            are taken one by one, `chunk` places apart. PyTorch's softmax of more than 1024 FP32
+            numbers on a GPU adds in this order (1024 threads).
+        OCTET_STRIDES: as QUAD_STRIDES, with eight terms in place of four: the same softmax of
+            numbers of 16 bits.
+        BLOCK: PyTorch's sum of a row of float32 on a GPU, by threads in groups of `chunk`: 512
+            divided by the number of rows, but at least 32 (so 32 for 16 rows or more). A row of
+            more than 128 terms is read four neighbors at a time, each of which goes to a sum of its
+            own; in a shorter row the four sums take terms `chunk` places apart. The four are added
+            in ascending order, then the threads of a group as in HALVES. Long rows are dealt to all
+            512 / `chunk` groups, which are added as in HALVES. A row of fewer numbers than `chunk`
+            threads read at once has fewer threads, a power of two. Rows begin at multiples of 16
+            bytes. init is added last.
         CASCADE: PyTorch's sum of a row of float32 on a CPU, for vectors of `chunk` lanes (8 for
             AVX2). Four vectors are read at a time; each of their numbers goes to a sum of its own,
             which begins at +0. After 16 of them a sum is added to one of a second level and begins
@@ -83,6 +102,11 @@ class Order(StrEnum):
     OCTETS = "octets"
     OCTET_PAIRS = "octet-pairs"
     WARPS = "warps"
+    QUAD_WARPS = "quad-warps"
+    OCTET_WARPS = "octet-warps"
+    QUAD_STRIDES = "quad-strides"
+    OCTET_STRIDES = "octet-strides"
+    BLOCK = "block"
     CASCADE = "cascade"
     LEVELS = "levels"
     CHUNKED = "chunked"
@@ -103,6 +127,11 @@ OF_THREADS = (
     Order.OCTETS,
     Order.OCTET_PAIRS,
     Order.WARPS,
+    Order.QUAD_WARPS,
+    Order.OCTET_WARPS,
+    Order.QUAD_STRIDES,
+    Order.OCTET_STRIDES,
+    Order.BLOCK,
     Order.CASCADE,
     Order.LEVELS,
 )
@@ -119,11 +148,12 @@ class Accumulator:
     step's format has no -0, every zero is +0. The orders differ as follows:
 
     * ASCENDING begins at init. If init is +0, zeros of either sign give +0.
-    * PAIRWISE, HALVES, STRIDED, OCTETS, OCTET_PAIRS and WARPS begin at the first products and add
-      init last. Partial sums of products may be -0. A zero becomes +0 if init is +0; it stays -0
-      only if init is -0. OCTETS, OCTET_PAIRS and WARPS pad short sums with +0.
-    * CHUNKED begins every chunk at +0 and the sum of the chunks at init. CASCADE and LEVELS
-      begin all their sums at +0 and add init last.
+    * PAIRWISE, HALVES, STRIDED, OCTETS, OCTET_PAIRS, WARPS, QUAD_WARPS, OCTET_WARPS, QUAD_STRIDES
+      and OCTET_STRIDES begin at the first products and add init last. Partial sums of products may
+      be -0. A zero becomes +0 if init is +0; it stays -0 only if init is -0. All but the first
+      three pad short sums with +0.
+    * CHUNKED begins every chunk at +0 and the sum of the chunks at init. CASCADE, LEVELS and
+      BLOCK begin all their sums at +0 and add init last.
     * EXACT gives +0 for every exact sum of zero, even if init and all products are -0.
     * ALIGNED gives +0 for every result of zero, even if the sum was negative before the cut.
     * NATIVE leaves the sign of a @ b to the device and adds init to it.
@@ -136,16 +166,18 @@ class Accumulator:
         step: the `Rounding` after each addition. EXACT applies it once at the end; NATIVE ignores
             it.
         chunk: the number of products in a chunk (CHUNKED, ALIGNED), of lanes (STRIDED, OCTETS,
-            OCTET_PAIRS, CASCADE), or of terms that a thread adds (WARPS, where it must be a power
-            of two).
+            OCTET_PAIRS, CASCADE), of threads (QUAD_WARPS, OCTET_WARPS, QUAD_STRIDES, OCTET_STRIDES,
+            and BLOCK, where it must be a power of two of at most 512), or of terms that a thread
+            adds (WARPS, where it must be a power of two).
         alignment: an `Alignment`, which says how ALIGNED cuts its terms; None for the other orders.
             `Accumulator.tensor_core` fills it in.
 
     Raises:
         ValueError: for an unknown order; a chunk below 1, or one that is not a power of two in
-            WARPS; EXACT with a step of more than 29 bits; ALIGNED without an alignment, or another
-            order with one; or a stochastic step in ALIGNED, STRIDED, OCTETS, OCTET_PAIRS, WARPS and
-            CASCADE and LEVELS, whose additions happen at once.
+            WARPS and BLOCK; EXACT with a step of more than 29 bits; ALIGNED without an alignment,
+            or another order with one; or a stochastic step in ALIGNED, STRIDED, OCTETS,
+            OCTET_PAIRS, WARPS, QUAD_WARPS, OCTET_WARPS, QUAD_STRIDES, OCTET_STRIDES, BLOCK, CASCADE
+            and LEVELS, whose additions happen at once.
         TypeError: for a step that is not a `Rounding` or a chunk that is not a whole number.
 
     Example:
@@ -172,6 +204,10 @@ class Accumulator:
             raise ValueError(
                 f"chunk={self.chunk}: a thread of a warp adds a power of two of neighbors, such as"
                 " 4 or 8"
+            )
+        if self.order is Order.BLOCK and (self.chunk & (self.chunk - 1) or self.chunk > 512):
+            raise ValueError(
+                f"chunk={self.chunk}: a group of threads is a power of two of up to 512, such as 32"
             )
         if self.order is Order.EXACT and self.step.format.precision > 29:
             raise ValueError(
@@ -302,6 +338,11 @@ def accumulate(
         Order.OCTETS: _octets,
         Order.OCTET_PAIRS: _octets,
         Order.WARPS: _warps,
+        Order.QUAD_WARPS: _reads,
+        Order.OCTET_WARPS: _reads,
+        Order.QUAD_STRIDES: _reads,
+        Order.OCTET_STRIDES: _reads,
+        Order.BLOCK: _block,
         Order.STRIDED: _strided,
     }
     if acc.order in of_threads:
@@ -498,8 +539,70 @@ def _warps(
     values = values.reshape(values.shape[0] // (32 * acc.chunk), 32, acc.chunk, *values.shape[1:])
     while values.shape[2] > 1:
         values = step(0, add(values[:, :, ::2], values[:, :, 1::2]))
-    warps = _by_halves(xp, add, step, xp.moveaxis(values[:, :, 0], 1, 0))
-    return step(1, add(init, _by_halves(xp, add, step, warps)))
+    threads = values[:, :, 0].reshape(-1, *values.shape[3:])
+    return step(1, add(init, _in_groups(xp, add, step, threads, 32)))
+
+
+def _in_groups(xp: Any, add: Add, step: Step, threads: Array, size: int) -> Array:
+    """Return the sum along the first axis: groups of neighbors by halves, then the groups so."""
+    groups = threads.reshape(-1, size, *threads.shape[1:])
+    return _by_halves(xp, add, step, _by_halves(xp, add, step, xp.moveaxis(groups, 1, 0)))
+
+
+def _reads(
+    ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array
+) -> Array:
+    """Return the sum for QUAD_WARPS and the three like it. Short sums are padded with +0."""
+    if not a.shape[0]:
+        return init
+    xp, own = ops.xp, 4 if acc.order in (Order.QUAD_WARPS, Order.QUAD_STRIDES) else 8
+    values = ops.multiply(a[:, :, None], b[:, None, :])
+    is_apart = acc.order in (Order.QUAD_STRIDES, Order.OCTET_STRIDES)
+    whole = len(values) - len(values) % (own * acc.chunk) if is_apart else len(values)
+    read, rest = (
+        _padded(xp, values[:whole], own * acc.chunk),
+        _padded(xp, values[whole:], acc.chunk),
+    )
+    read = read.reshape(len(read) // (own * acc.chunk), acc.chunk, own, *read.shape[1:])
+    rest = rest.reshape(len(rest) // acc.chunk, acc.chunk, *rest.shape[1:])
+    pages = [read[page, :, n] for page, n in np.ndindex(len(read), own)]
+    pages += [rest[page] for page in range(len(rest))]
+    total = step(0, pages[0])
+    for page in pages[1:]:
+        total = step(0, add(total, page))
+    return step(1, add(init, _in_groups(xp, add, step, _padded(xp, total, 32), 32)))
+
+
+def _block(
+    ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array
+) -> Array:
+    """Return the sum for BLOCK: ATen's reduction (aten/src/ATen/native/cuda/Reduce.cuh,
+    setReduceConfig, input_vectorized_thread_reduce_impl, thread_reduce_impl, block_x_reduce and
+    block_y_reduce).
+    """
+    if not a.shape[0]:
+        return init
+    xp, count = ops.xp, a.shape[0]
+    has_quads, groups = count > 128, 512 // acc.chunk
+    reads = count // 4 if has_quads else count
+    size = min(1 << (reads.bit_length() - 1), acc.chunk)
+    if count < size * min(16 * groups, 256) - size + 1:
+        groups = 1
+    values = ops.multiply(a[:, :, None], b[:, None, :])
+    rest = values[count - count % 4 :] if has_quads else values[:0]
+    values = _padded(xp, values[: count - rest.shape[0]], 4 * size * groups)
+    four = (size * groups, 4) if has_quads else (4, size * groups)
+    values = values.reshape(-1, *four, *values.shape[1:])
+    values = values if has_quads else xp.moveaxis(values, 1, 2)
+    sums = xp.zeros(values.shape[1:])
+    for page in values:
+        sums = step(0, add(sums, page))
+    total = sums[:, 0]
+    if rest.shape[0]:
+        total = xp.concatenate([step(0, add(total[: len(rest)], rest)), total[len(rest) :]])
+    for n in (1, 2, 3):
+        total = step(0, add(total, sums[:, n]))
+    return step(1, add(init, _in_groups(xp, add, step, total, size)))
 
 
 def _chunked(

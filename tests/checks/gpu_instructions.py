@@ -1,5 +1,5 @@
-"""Every one of the 2^32 arguments of ex2, lg2, rcp, tanh, expf, logf, log2f and tanhf on this
-GPU, against emu.instructions.
+"""Every one of the 2^32 arguments of ex2, lg2, rcp, rsqrt, tanh, expf, logf, log2f and tanhf on
+this GPU, against emu.instructions.
 
 python -m tests.checks.gpu_instructions [NAME ...]
 """

@@ -93,6 +93,7 @@ INSTRUCTIONS = {
     "ex2": "ex2.approx.ftz.f32",
     "rcp": "rcp.approx.ftz.f32",
     "lg2": "lg2.approx.ftz.f32",
+    "rsqrt": "rsqrt.approx.f32",
     "tanh_approx": "tanh.approx.f32",
 }
 PACKAGES = (

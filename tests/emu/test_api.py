@@ -86,7 +86,9 @@ def test_dot_and_sum_are_alike_on_both_and_match_matmul_when_exact() -> None:
         accumulator = (
             TENSOR_CORE
             if order is emu.Order.ALIGNED
-            else emu.Accumulator(order=order, chunk=4 if order is emu.Order.WARPS else 5)
+            else emu.Accumulator(
+                order=order, chunk=4 if order in (emu.Order.WARPS, emu.Order.BLOCK) else 5
+            )
         )
         assert np.array_equal(emu.dot(a, b, accumulator, init), a @ b + init)
         assert np.array_equal(

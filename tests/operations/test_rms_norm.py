@@ -72,7 +72,7 @@ def test_every_bit_of_the_gradients(name, suffix, shape):
 
 @pytest.mark.parametrize("kind", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("name", ["transformers-llama", "torch-cpu", "transformers-gemma"])
-@pytest.mark.parametrize("rooted", Root)
+@pytest.mark.parametrize("rooted", [Root.DIVIDED, Root.CORRECT])
 def test_the_judge_agrees(name, kind, rooted):
     """Each result of the equations in fractions, with a residual; the mean is added ascending."""
     rng = np.random.default_rng(5)

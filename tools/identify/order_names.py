@@ -28,6 +28,11 @@ ACCUMULATORS = (
     *(Accumulator(order=Order.WARPS, chunk=n) for n in (1, 2, 4, 8)),
     *(Accumulator(order=Order.CASCADE, chunk=n) for n in (4, 8, 16)),
     Accumulator(order=Order.LEVELS),
+    *(Accumulator(order=Order.QUAD_WARPS, chunk=n) for n in (32, 64, 128, 256, 512)),
+    *(Accumulator(order=Order.OCTET_WARPS, chunk=n) for n in (32, 64, 128, 256, 512)),
+    *(Accumulator(order=Order.QUAD_STRIDES, chunk=n) for n in (512, 1024)),
+    *(Accumulator(order=Order.OCTET_STRIDES, chunk=n) for n in (512, 1024)),
+    *(Accumulator(order=Order.BLOCK, chunk=n) for n in (32, 64, 128, 256, 512)),
 )
 """The accumulators that a tree is compared with; those that come first are named first."""
 
@@ -40,6 +45,11 @@ NAMES = {
     Order.STRIDED: "in {} strided lanes",
     Order.OCTETS: "in {} lanes of eight neighbors",
     Order.WARPS: "in warps whose threads add {} neighbors",
+    Order.QUAD_WARPS: "in warps, {} threads, each of which takes four neighbors at a time",
+    Order.OCTET_WARPS: "in warps, {} threads, each of which takes eight neighbors at a time",
+    Order.QUAD_STRIDES: "in warps, {} threads that take four neighbors, and the last ones singly",
+    Order.OCTET_STRIDES: "in warps, {} threads that take eight neighbors, and the last ones singly",
+    Order.BLOCK: "in groups of {} threads of four sums",
     Order.CASCADE: "in a cascade of vectors of {} lanes",
     Order.LEVELS: "in levels of 16",
 }

@@ -77,6 +77,9 @@ def test_every_field_of_kernels_has_its_word_and_every_value():
         ("octet-pairs16", Accumulator(order=Order.OCTET_PAIRS, chunk=16)),
         ("octets2:bf16", Accumulator(order=Order.OCTETS, chunk=2, step=rounding("bf16"))),
         ("warps4", Accumulator(order=Order.WARPS, chunk=4)),
+        ("quad-warps128", Accumulator(order=Order.QUAD_WARPS, chunk=128)),
+        ("octet-warps256", Accumulator(order=Order.OCTET_WARPS, chunk=256)),
+        ("block32", Accumulator(order=Order.BLOCK, chunk=32)),
         ("cascade8", Accumulator(order=Order.CASCADE, chunk=8)),
         (
             "warps8:fp16:toward-zero",

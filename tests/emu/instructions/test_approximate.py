@@ -1,4 +1,4 @@
-"""ex2, lg2, rcp, tanh and expf: bits of a GPU, special numbers, bounds of error, both engines."""
+"""ex2, lg2, rcp, rsqrt, tanh and expf: bits of a GPU, special numbers, bounds, both engines."""
 
 import hashlib
 import math
@@ -12,8 +12,9 @@ import pytest
 
 from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
-from roundscope.emu.instructions.approximate import ex2, expf, lg2, rcp, tanh_approx
+from roundscope.emu.instructions.approximate import ex2, expf, lg2, rcp, rsqrt, tanh_approx
 from tests.checks.gpu_kernels import sampled_words
+from tests.checks.gpu_operations import magnitudes
 
 INF, NAN, LEAST = math.inf, math.nan, 2.0**-126
 # SHA-256 of the bits of the results of all numbers of [1, 2) on an H200, of tanh on an H100
@@ -29,7 +30,7 @@ OF_A_SAMPLE = {  # of sampled_words()
     tanh_approx: "9da4419e0d166f7fda5f64a029d263cc532243928b0b1ac20f3d13031dc0976b",
 }
 NAMES = {"ids": lambda f: f.__name__}
-functions = pytest.mark.parametrize("function", [ex2, expf, lg2, rcp, tanh_approx], **NAMES)
+functions = pytest.mark.parametrize("function", [ex2, expf, lg2, rcp, rsqrt, tanh_approx], **NAMES)
 
 
 def results(function: Callable[..., Any], words: np.ndarray) -> np.ndarray:
@@ -80,6 +81,14 @@ def test_numbers_of_every_exponent_are_what_the_gpu_gives(function: Callable[...
     assert digest(results(function, sampled_words())) == OF_A_SAMPLE[function]
 
 
+def test_positive_numbers_are_what_rsqrt_gives() -> None:
+    """A parity taken the other way round; a subnormal that is flushed. The digest is that of
+    torch.rsqrt on an H100 (torch 2.11.0, CUDA 13.0).
+    """
+    found = digest(results(rsqrt, magnitudes(32, 100_000).view(np.uint32)))
+    assert found == "2632741e8902e97f6edd4fb8e1ffb821affdd0eb9cdd6d3d4012ef38841cdf85"
+
+
 @functions
 def test_under_xla_every_bit_is_the_same(function: Callable[..., Any]) -> None:
     """A shift, a table or a comparison with NaN that a compiler takes otherwise."""
@@ -127,6 +136,14 @@ def test_special_numbers_of_rcp() -> None:
     assert_same(of(rcp, *x), [0.0, -0.0, NAN, INF, -INF, INF, -INF, LEAST, 0.0, -0.0])
     exponents = np.arange(-126.0, 127.0)
     assert of(rcp, *np.exp2(exponents)) == np.exp2(-exponents).tolist()
+
+
+def test_special_numbers_of_rsqrt() -> None:
+    """An infinity of the wrong sign, a root of a negative number, a power of 4 that falls short."""
+    x = INF, -INF, NAN, 0.0, -0.0, -1.0, -(2.0**-149)
+    assert_same(of(rsqrt, *x), [0.0, NAN, NAN, INF, -INF, NAN, NAN])
+    exponents = np.arange(-63.0, 64.0)
+    assert of(rsqrt, *np.exp2(2 * exponents)) == np.exp2(-exponents).tolist()
 
 
 def test_special_numbers_of_expf() -> None:

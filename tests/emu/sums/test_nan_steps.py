@@ -36,6 +36,11 @@ ORDERS = tuple(
         (Order.OCTETS, 2),
         (Order.OCTET_PAIRS, 2),
         (Order.WARPS, 2),
+        (Order.QUAD_WARPS, 2),
+        (Order.OCTET_WARPS, 2),
+        (Order.QUAD_STRIDES, 2),
+        (Order.OCTET_STRIDES, 2),
+        (Order.BLOCK, 2),
         (Order.CASCADE, 2),
         (Order.LEVELS, 1),
     )
@@ -89,6 +94,23 @@ def folded(acc: Accumulator, terms: tuple[float, ...], init: float) -> float:
         for x in terms:
             total = r(total + r(0.0 + x))
         return r(init + total)
+    if acc.order in (Order.QUAD_WARPS, Order.OCTET_WARPS):  # one thread of 32 has other than +0
+        total = r(a)
+        for x in (*terms[1:], *[0.0] * ((4 if acc.order is Order.QUAD_WARPS else 8) - len(terms))):
+            total = r(total + x)
+        for _ in range(5):
+            total = r(total + 0.0)
+        return r(init + total)
+    if acc.order in (Order.QUAD_STRIDES, Order.OCTET_STRIDES):  # a thread for each term
+        two = [r(a), 0.0 if b is None else r(b)]
+        for _ in range(4):
+            two = [r(x + 0.0) for x in two]
+        return r(init + r(two[0] + two[1]))
+    if acc.order is Order.BLOCK:  # a thread for each term, and three sums of +0 in each
+        threads = [r(0.0 + x) for x in terms]
+        for _ in range(3):
+            threads = [r(x + 0.0) for x in threads]
+        return r(init + (threads[0] if b is None else r(threads[0] + threads[1])))
     if acc.order is Order.LEVELS:
         total = r(0.0 + a)
         return r(init + (total if b is None else r(total + b)))

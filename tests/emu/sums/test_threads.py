@@ -1,6 +1,4 @@
-"""How threads of a GPU add, and lanes of a CPU: strided, octets, octet-pairs, warps and cascade,
-against loops in float32.
-"""
+"""How threads of a GPU add, and lanes of a CPU, against loops in float32."""
 
 import functools
 import itertools
@@ -23,6 +21,11 @@ ACCUMULATORS = (
     *(Accumulator(order=Order.OCTET_PAIRS, chunk=n) for n in (5, 16)),
     *(Accumulator(order=Order.CASCADE, chunk=n) for n in (4, 8)),
     Accumulator(order=Order.LEVELS, chunk=8),
+    *(Accumulator(order=Order.QUAD_WARPS, chunk=n) for n in (64, 5)),
+    *(Accumulator(order=Order.OCTET_WARPS, chunk=n) for n in (64, 5)),
+    *(Accumulator(order=Order.BLOCK, chunk=n) for n in (32, 128)),
+    *(Accumulator(order=Order.QUAD_STRIDES, chunk=n) for n in (64, 5)),
+    *(Accumulator(order=Order.OCTET_STRIDES, chunk=n) for n in (64, 5)),
 )
 accumulators = pytest.mark.parametrize("acc", ACCUMULATORS, ids=lambda a: f"{a.order}{a.chunk}")
 ZERO = np.float32(0.0)
@@ -95,6 +98,55 @@ def of_warps(x: list[Any], count: int) -> Any:
     return by_halves([by_halves(threads[w : w + 32]) for w in range(0, len(threads), 32)])
 
 
+def of_reads(x: list[Any], threads: int, own: int) -> Any:
+    """Thread n reads the numbers whose place divided by `own` is n, modulo the threads, as a loop
+    over all numbers does; threads without a number have 0, and fill the last warp.
+    """
+    sums = [ZERO] * (-(-threads // 32) * 32)
+    for place, number in enumerate(x):
+        sums[place // own % threads] = sums[place // own % threads] + number
+    return by_halves([by_halves(sums[w : w + 32]) for w in range(0, len(sums), 32)])
+
+
+def of_strides(x: list[Any], threads: int, own: int) -> Any:
+    """Whole rounds of reads, then one number for each thread at a time, as in ATen's ilpReduce."""
+    sums = [ZERO] * (-(-threads // 32) * 32)
+    whole = len(x) // (own * threads) * own * threads
+    for place, number in enumerate(x):
+        thread = place // own % threads if place < whole else (place - whole) % threads
+        sums[thread] = sums[thread] + number
+    return by_halves([by_halves(sums[w : w + 32]) for w in range(0, len(sums), 32)])
+
+
+def of_block(x: list[Any], width: int) -> Any:
+    """Threads (column, row) of a block of 512, as its launch and its loops are written in ATen."""
+    count, rows = len(x), 512 // width
+    vectors = count > 128
+    power = 1
+    while 2 * power <= (count // 4 if vectors else count):
+        power *= 2
+    columns = min(power, width)
+    rows = rows if rows > 1 and math.ceil(count / columns) >= min(16 * rows, 256) else 1
+    found = []
+    for row in range(rows):
+        of_row = []
+        for column in range(columns):
+            four, start = [ZERO] * 4, column + columns * row
+            if vectors:
+                for read in range(start, count // 4, columns * rows):
+                    for n in range(4):
+                        four[n] = four[n] + x[4 * read + n]
+                tail = count - count % 4 + column
+                if row == 0 and tail < count:
+                    four[0] = four[0] + x[tail]
+            else:
+                for n, place in enumerate(range(start, count, columns * rows)):
+                    four[n % 4] = four[n % 4] + x[place]
+            of_row.append(((four[0] + four[1]) + four[2]) + four[3])
+        found.append(by_halves(of_row))
+    return by_halves(found)
+
+
 def of_levels(x: list[Any], _: int = 0) -> Any:
     """One counter for each of four levels, as an odometer: a number goes to level 0, which empties
     itself into level 1 after every 16th, and so on.
@@ -135,6 +187,11 @@ LOOPS = {
     Order.WARPS: of_warps,
     Order.CASCADE: of_cascade,
     Order.LEVELS: of_levels,
+    Order.QUAD_WARPS: functools.partial(of_reads, own=4),
+    Order.OCTET_WARPS: functools.partial(of_reads, own=8),
+    Order.BLOCK: of_block,
+    Order.QUAD_STRIDES: functools.partial(of_strides, own=4),
+    Order.OCTET_STRIDES: functools.partial(of_strides, own=8),
 }
 
 
@@ -191,14 +248,16 @@ def test_the_orders_are_not_one_another() -> None:
     """A word that leads to another order's sum, and a test whose data cannot tell."""
     several = [acc for acc in ACCUMULATORS if acc != Accumulator(order=Order.OCTETS, chunk=1)]
     sums = {
-        str(acc): looped(acc, *operands(512)).tobytes() for acc in several
+        str(acc): looped(acc, *operands(750)).tobytes() for acc in several
     }  # one lane of octets is one of strided
-    sums["ascending"] = emu.dot(*operands(512)[:2], Accumulator(), operands(512)[2]).tobytes()
+    sums["ascending"] = emu.dot(*operands(750)[:2], Accumulator(), operands(750)[2]).tobytes()
     assert len(set(sums.values())) == len(sums)
 
 
 @pytest.mark.parametrize(
-    "acc", [ACCUMULATORS[n] for n in (3, 6, 8, 11, 14, 15)], ids=lambda a: f"{a.order}{a.chunk}"
+    "acc",
+    [ACCUMULATORS[n] for n in (3, 6, 8, 11, 14, 15, 16, 18, 20)],
+    ids=lambda a: f"{a.order}{a.chunk}",
 )
 def test_under_jax_too(acc: Accumulator) -> None:
     """An addition that XLA moves or contracts."""
@@ -328,4 +387,5 @@ def test_names_say_the_lanes() -> None:
     """strided32 and strided8 printed as one."""
     said = [str(Accumulator(order=o, chunk=8)) for o in LOOPS]
     names = ("strided[8]", "octets[8]", "octet-pairs[8]", "warps[8]", "cascade[8]", "levels")
+    names += ("quad-warps[8]", "octet-warps[8]", "block[8]", "quad-strides[8]", "octet-strides[8]")
     assert said == [f"{name} fp32" for name in names]
