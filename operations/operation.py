@@ -32,10 +32,11 @@ class Shape(StrEnum):
 class Value(NamedTuple):
     """An input or an output of an operation.
 
-    name      its name
-    site      the event that rounds it; None for whole numbers, which are not rounded
-    shape     how it is shaped
-    optional  whether a call may leave it out, an input that is then None, or does not return it
+    Attributes:
+        name: Its name.
+        site: The event that rounds it; None for whole numbers, which are not rounded.
+        shape: How it is shaped.
+        optional: Whether a call may leave it out, an input that is then None, or may not return it.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Operation:
         plan: Its class of plans, which has its sites, sums and choices.
         inputs: What it reads, in the order in which `forward` takes it.
         outputs: What it returns, in the order of `forward`.
-        forward: The equations: a function (at, settings, *inputs) -> outputs, with an
+        forward: The equations: a function `(at, settings, *inputs) -> outputs`, with an
             `events.hook.Events` of its plan as `at`, on arrays of binary64. Behind the outputs it
             may return what `backward` reads.
         backward: The equations of the gradients: a function (at, settings, what `forward` returns
