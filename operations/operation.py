@@ -65,7 +65,8 @@ class Operation:
         settings: What a call says beside arrays and has no arithmetic, such as eps, with defaults.
         published: Functions that make its plans, by name: "exact", "fp32" and those of
             implementations, each with its source in its docstring.
-        moved: The sites whose formats differ between implementations, which `identify` tries.
+        moved: The sites whose formats differ between implementations, for a search for the plan of
+            given bits.
     """
 
     name: str
