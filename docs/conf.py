@@ -47,7 +47,7 @@ smartquotes_action = "D"
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:obj", r".*"),  # names in single backquotes of docstrings
-    ("py:class", r"(?!roundscope\.).*|.*\.comparison\.State"),
+    ("py:class", r"(?!roundscope\.).*|.*\.comparison\.State|.*\.tape\.Tape"),
     ("py:exc", r"unittest\.SkipTest"),
 ]
 

@@ -139,8 +139,8 @@ IN_TYPE = (Site.G, Site.U, Site.OUT, Site.DOUT, Site.DUO, Site.DGO)
 
 def torch_cpu() -> Plan:
     """Return torch's silu on a CPU, and its product with another tensor as eager programs have it,
-    such as transformers' LlamaMLP: binary32 inside silu, cast before the product (aten/src/ATen/
-    native/cpu/Activation.cpp, silu_kernel; torch 2.13).
+    such as transformers' LlamaMLP: binary32 inside silu, cast before the product
+    (aten/src/ATen/native/cpu/Activation.cpp, silu_kernel; torch 2.13).
 
     Equal in every bit in BF16, FP16 and FP32, and so are autograd's gradients
     (tests/operations/test_gated.py).

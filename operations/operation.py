@@ -32,10 +32,11 @@ class Shape(StrEnum):
 class Value(NamedTuple):
     """An input or an output of an operation.
 
-    name      its name
-    site      the event that rounds it; None for whole numbers, which are not rounded
-    shape     how it is shaped
-    optional  whether a call may leave it out, an input that is then None, or does not return it
+    Attributes:
+        name: Its name.
+        site: The event that rounds it; None for whole numbers, which are not rounded.
+        shape: How it is shaped.
+        optional: Whether a call may leave it out, an input that is then None, or may not return it.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Operation:
         plan: Its class of plans, which has its sites, sums and choices.
         inputs: What it reads, in the order in which `forward` takes it.
         outputs: What it returns, in the order of `forward`.
-        forward: The equations: a function (at, settings, *inputs) -> outputs, with an
+        forward: The equations: a function `(at, settings, *inputs) -> outputs`, with an
             `events.hook.Events` of its plan as `at`, on arrays of binary64. Behind the outputs it
             may return what `backward` reads.
         backward: The equations of the gradients: a function (at, settings, what `forward` returns
@@ -64,7 +65,8 @@ class Operation:
         settings: What a call says beside arrays and has no arithmetic, such as eps, with defaults.
         published: Functions that make its plans, by name: "exact", "fp32" and those of
             implementations, each with its source in its docstring.
-        moved: The sites whose formats differ between implementations, which `identify` tries.
+        moved: The sites whose formats differ between implementations, for a search for the plan of
+            given bits.
     """
 
     name: str

@@ -130,6 +130,8 @@ def forward(
 ) -> tuple[Array | None, ...]:
     """Return (out, x + residual), for x (R, F), weight (F,) or None, and residual (R, F) or None,
     without which there is no sum; and behind them x, RS, XC and the weight, for `backward`.
+
+    settings: eps, which is added to the mean of the squares.
     """
     xp, mul = at.ops.xp, at.ops.multiply
     features = x.shape[1]

@@ -105,8 +105,8 @@ def transformers_llama() -> Plan:
 
 
 def transformers_gptj() -> Plan:
-    """Return the same of neighboring features (models/gptj/modeling_gptj.py, apply_rotary_pos_emb;
-    transformers 5.24).
+    """Return transformers' apply_rotary_pos_emb of GPT-J: the same, of neighboring features
+    (models/gptj/modeling_gptj.py; 5.24).
 
     Equal in every bit on a CPU in BF16, FP16 and FP32, and so is autograd's gradient
     (tests/operations/test_rope.py).

@@ -39,14 +39,15 @@ Made = Literal["here", "inherited", "equal", "undecided"]
 class Row(NamedTuple):
     """An operation of two runs.
 
-    number    its number among the operations that were compared
-    title     its name and module
-    operation its name
-    function  what computed it, in the first and in the second run
-    made      "equal" results; a difference made "here", where the first run's arithmetic gives
-              other results on the second run's inputs; "inherited" from its inputs; or "undecided"
-    differ    the share of its numbers that differ, on the same inputs if it is made here
-    ulps      the largest difference of these, in units of the last place of the coarser type
+    Attributes:
+        number: Its number among the operations that were compared.
+        title: Its name and module.
+        operation: Its name.
+        function: What computed it, in the first and in the second run.
+        made: "equal" results; a difference made "here", where the first run's arithmetic gives
+            other results on the second run's inputs; "inherited" from its inputs; or "undecided".
+        differ: The share of its numbers that differ, on the same inputs if it is made here.
+        ulps: The largest difference of these, in units of the last place of the coarser type.
     """
 
     number: int
@@ -61,13 +62,15 @@ class Row(NamedTuple):
 class Group(NamedTuple):
     """Operations whose arithmetic differs in the same way.
 
-    name      the operation
-    a, b      what computes it in either run
-    rows      the numbers of its rows
-    share     its part of the gap
-    alone     the gap that it makes alone, as a part of the whole one
-    without   what is missing from the gap where all others are put in
-    noise     how far `alone` moves if last bits of its results are rolled again
+    Attributes:
+        name: The operation.
+        a: What computes it in the first run.
+        b: What computes it in the second run.
+        rows: The numbers of its rows.
+        share: Its part of the gap.
+        alone: The gap that it makes alone, as a part of the whole one.
+        without: What is missing from the gap where all others are put in.
+        noise: How far `alone` moves if last bits of its results are rolled again.
     """
 
     name: str
@@ -91,10 +94,12 @@ class Group(NamedTuple):
 class Flip(NamedTuple):
     """A decision that differs: the most probable token or tokens, or the experts of a token.
 
-    position  of the token
-    what      "argmax" or "top-8" of the logits, or "experts" of a module that routes tokens
-    a, b      the tokens or experts of either run that the other has not
-    margin    in the first run's logits or scores, by which it was decided
+    Attributes:
+        position: The position of the token.
+        what: "argmax" or "top-8" of the logits, or "experts" of a module that routes tokens.
+        a: The tokens or experts of the first run that the second one does not have.
+        b: Those of the second run that the first one does not have.
+        margin: The margin in the first run's logits or scores by which it was decided.
     """
 
     position: int

@@ -1,9 +1,10 @@
-"""Tables of the reference, made from the code: formats, events, plans, sweeps."""
+"""Tables of the reference, made from the code: formats, events, plans, operations, sweeps."""
 
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
 
 from roundscope.attention.grammar.differences import differences
 from roundscope.attention.grammar.roundings import accumulator_words, spelled
@@ -19,6 +20,10 @@ from roundscope.emu.roundings.modes import rounding
 from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 from roundscope.events.choice import Choice
+from roundscope.events.plan import BasePlan
+from roundscope.events.sites import SiteBase
+from roundscope.operations import OPERATIONS, Operation
+from roundscope.operations.operation import Shape
 from roundscope.tools.sweep.conditions.names_view import data as sweep_data
 
 from .cells import code, codes, escaped, paragraphs, table
@@ -31,6 +36,11 @@ STAGES = {
 OVERFLOWS = {"inf": "infinity", "nan": "NaN", "saturate": "the largest number"}
 WIDTHS = (64, 128)  # features of a head for which the tiles of a twin are listed
 FEW = 4  # plans that a cell names; of more it gives the number
+SHAPES = {
+    Shape.ROWS: "(..., F), a row for each token",
+    Shape.NUMBERS: "(...), a number for each token",
+    Shape.SHARED: "a parameter, the same for all tokens",
+}
 
 
 def number_formats() -> str:
@@ -117,7 +127,7 @@ def sites() -> str:
         rows = [
             [
                 code(s),
-                escaped(s.formula) + (" (a sum of products)" if s in PRODUCTS else ""),
+                _formula(s, PRODUCTS),
                 _axes(s),
                 _rounding(common, s),
                 _having(s, plans),
@@ -129,9 +139,13 @@ def sites() -> str:
     return "\n".join(parts)
 
 
-def _axes(site: Site) -> str:
-    singular = {"queries": "query", "keys": "key", "features": "feature"}
-    return " and ".join(singular[axis] for axis in site.axes.split(" x "))
+def _formula(site: SiteBase, products: Iterable[SiteBase]) -> str:
+    return escaped(site.formula) + (" (a sum of products)" if site in products else "")
+
+
+def _axes(site: SiteBase) -> str:
+    singular = {"queries": "query", "the call": "call"}
+    return " and ".join(singular.get(a, a.removesuffix("s")) for a in site.axes.split(" x "))
 
 
 def _rounding(plan: Plan, site: Site) -> str:
@@ -160,13 +174,17 @@ def site_count() -> str:
 def choices() -> str:
     """Return the tables of the words that set a field of a plan, one for each group."""
     groups: dict[str, list[list[str]]] = {}
-    for name, own in CHOICES.items():
+    for own in CHOICES.values():
         if own.words:
-            source = f" Source: {own.source}." if own.source else ""
-            row = [code(f"{name}="), _words(own), escaped(own.doc + source), code(own.example)]
+            row = [*_choice_row(own), code(own.example)]
             groups.setdefault(own.group, []).append(row)
     heads = ("word", "values", "the field", "example")
     return "\n".join(f"#### {title}\n\n{table(heads, rows)}" for title, rows in groups.items())
+
+
+def _choice_row(own: Choice) -> list[str]:
+    source = f" Source: {own.source}." if own.source else ""
+    return [code(f"{own.name}="), _words(own), escaped(own.doc + source)]
 
 
 def _words(own: Choice) -> str:
@@ -219,21 +237,33 @@ def _about(f: Callable[[], Plan]) -> str:
 
 def _plan_table(name: str) -> str:
     plan = Plan.preset(name)
-    events: dict[str, list[str]] = {}
-    for site in Site:
-        if absent(plan, site) is None:
-            events.setdefault(spelled(plan.event(site)), []).append(site)
-    sums: dict[str, list[str]] = {}
-    for site in PRODUCTS:
-        sums.setdefault(accumulator_words(plan.accumulator(site)), []).append(site)
     words = [w for w in differences(plan, fp32()) if w.partition("=")[0] not in _EVENTS]
-    rows = [[f"rounded to {code(r)}", codes(names)] for r, names in events.items()]
-    rows += [[f"added up {code(a)}", codes(names)] for a, names in sums.items()]
+    rows = [
+        [f"rounded to {code(r)}", codes(names)]
+        for r, names in _events(plan, (s for s in Site if absent(plan, s) is None)).items()
+    ]
+    rows += [[f"added up {code(a)}", codes(names)] for a, names in _sums(plan).items()]
     if words:
         rows.append(["other choices", codes(words)])
     if name in TWINS:
         rows += [["tiles", _tiles(TWINS[name])], ["compared with", escaped(TWINS[name].source)]]
     return table(("", ""), rows)
+
+
+def _events(plan: BasePlan, sites: Iterable[SiteBase]) -> dict[str, list[str]]:
+    """Return the sites that round alike, by their rounding in words."""
+    found: dict[str, list[str]] = {}
+    for site in sites:
+        found.setdefault(spelled(plan.event(site)), []).append(site)
+    return found
+
+
+def _sums(plan: BasePlan) -> dict[str, list[str]]:
+    """Return the sites that are added up alike, by their accumulator in words."""
+    found: dict[str, list[str]] = {}
+    for site in plan.PRODUCTS:
+        found.setdefault(accumulator_words(plan.accumulator(site)), []).append(site)
+    return found
 
 
 _EVENTS = {*Site, *(f"{site}.sum" for site in PRODUCTS)}
@@ -251,6 +281,110 @@ def _tiles(twin: Twin) -> str:
     return "; ".join(
         f"{own} with {width} features" for width, own in zip(WIDTHS, told, strict=True)
     )
+
+
+def operation_list() -> str:
+    """Return the table of operations."""
+    rows = [
+        [
+            f"[`{name}`](#operation-{name})",
+            codes(v.name for v in own.inputs),
+            codes(v.name for v in own.outputs),
+            "yes" if own.backward else "no",
+            codes(_published(own)),
+        ]
+        for name, own in OPERATIONS.items()
+    ]
+    return table(("operation", "reads", "returns", "gradients", "plans of implementations"), rows)
+
+
+def operation_sections() -> str:
+    """Return a section for each operation, or for those that share their events and plans."""
+    groups = groupby(OPERATIONS.values(), key=lambda own: own.plan)
+    return "\n".join(_operation_section(list(owns)) for _, owns in groups)
+
+
+def _operation_section(owns: list[Operation]) -> str:
+    """Return the section of operations that have the same sites, choices and published plans."""
+    plan, names = owns[0].plan, [own.name for own in owns]
+    about = paragraphs(inspect.getdoc(inspect.getmodule(owns[0].forward)))
+    arrays = [
+        [
+            code(own.name),
+            code(v.name),
+            "optional " * v.optional + kind,
+            SHAPES[v.shape],
+            code(v.site or ""),
+        ]
+        for own in owns
+        for kind, values in (("input", own.inputs), ("output", own.outputs))
+        for v in values
+    ]
+    events = [[code(s), _formula(s, plan.PRODUCTS), _axes(s), s.stage] for s in plan.SITES]
+    made = {name: make() for name, make in _published(owns[0]).items()}
+    return "\n".join(
+        [
+            *(f"(operation-{name})=" for name in names),
+            f"## {', '.join(names)}\n\n{about}\n",
+            table(("operation", "array", "kind", "shape", "rounded by"), arrays),
+            *(_settings(own) for own in owns if own.settings),
+            f"### Events of {names[0]}\n",
+            table(("event", "what is rounded", "one number for each", "stage"), events),
+            _own_choices(plan, names[0]),
+            f"### Plans of {names[0]}\n",
+            table(
+                ("plan", "what it is", "compared"),
+                ([code(n), *_told(make)] for n, make in _published(owns[0]).items()),
+            ),
+            table(
+                ("plan", "not in `fp32`", "sums not `ascending`", "choices"),
+                map(_made, made.values()),
+            ),
+        ]
+    )
+
+
+def _published(own: Operation) -> dict[str, Callable[[], BasePlan]]:
+    """Return what makes the plans of implementations, without those that each operation has."""
+    return {n: make for n, make in own.published.items() if n not in ("exact", "fp32")}
+
+
+def _settings(own: Operation) -> str:
+    """Return what the equations of an operation say of its settings, and their defaults."""
+    said = (inspect.getdoc(own.forward) or "").partition("\nsettings: ")[2].partition("\n\n")[0]
+    words = codes(f"{name}={value!r}" for name, value in own.settings.items())
+    return f"Settings of {code(own.name)}: {escaped(said)} Defaults: {words}.\n"
+
+
+def _own_choices(plan: type[BasePlan], name: str) -> str:
+    rows = list(map(_choice_row, plan.choices().values()))
+    heads = ("word", "values", "the field")
+    return f"### Choices of {name}\n\n{table(heads, rows)}" if rows else ""
+
+
+def _told(make: Callable[[], BasePlan]) -> list[str]:
+    """Return what the docstring of a plan says of its source, and of what it was compared with."""
+    what, _, compared = _about(make).partition("\n\n")
+    return [escaped(what), escaped(compared)]
+
+
+def _made(plan: BasePlan) -> list[str]:
+    """Return a row of what a plan has that a plan in binary32 does not have."""
+    fields = {name: getattr(plan, name) for name in plan.choices()}
+    return [
+        code(plan.name),
+        _lists(_events(plan, plan.SITES), "fp32"),
+        _lists(_sums(plan), "ascending"),
+        codes(
+            f"{name}={str(value).lower()}"
+            for name, value in fields.items()
+            if value != plan.choices()[name].default
+        ),
+    ]
+
+
+def _lists(names: Mapping[str, list[str]], usual: str) -> str:
+    return "; ".join(f"{code(word)}: {codes(own)}" for word, own in names.items() if word != usual)
 
 
 def sweep_axes() -> str:

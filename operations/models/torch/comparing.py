@@ -32,8 +32,9 @@ def compare(a: Given, b: Given, *, tell: Callable[[str], None] = lambda text: No
 
     Raises:
         TypeError: a or b is none of these.
-        Incomparable: They are of other tokens or weights, or have no operations in common.
-        ReplayError: A run, run again, gives other bits.
+        ValueError: They are of other tokens or weights, or have no operations in common
+            (`Incomparable`).
+        RuntimeError: A run, run again, gives other bits (`ReplayError`).
 
     Example:
         >>> import torch
