@@ -115,7 +115,7 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
         Site.MO: plan.offset > 0,
         Site.LANES: plan.row_sum in KEPT_LANES or plan.kept_state,
         Site.LN: (
-            plan.log in (Logarithm.LG2, Logarithm.LG2_SUM)
+            plan.log in (Logarithm.LG2, Logarithm.LG2_FACTOR, Logarithm.LG2_SUM)
             or plan.log2_e is Log2E.SCORES
             or plan.lse_base2
             or plan.kept_state

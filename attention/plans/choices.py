@@ -212,6 +212,10 @@ class Logarithm(StrEnum):
     """binary32(ln 2) times the result of lg2.approx.ftz.f32, rounded, which is CUDA's `__logf`.
     With `Log2E.MAXIMUM`, L is inf where l is NaN, as in FlashAttention-2.
     """
+    LG2_FACTOR = "lg2-factor"
+    """As lg2, where m is multiplied by binary32(c ln 2) and not by the scale. L is -inf where l is
+    NaN. FlashAttention-3.
+    """
     LG2_SUM = "lg2-sum"
     """L = binary32(ln 2) LN, where LN = c m + lg2.approx.ftz.f32(l) is one multiply-add (m + the
     same, where m has the factor c already). L is -inf where l is NaN. FlashAttention-4.

@@ -61,6 +61,10 @@ def _stabiliser(p: "PlanRecord") -> str:
 
 
 def _log(p: "PlanRecord") -> str:
+    if p.log is Logarithm.LG2_FACTOR and p.log2_e is not Log2E.MAXIMUM:
+        return "it multiplies the maximum of unscaled scores; use log2_e=maximum"
+    if p.log is Logarithm.LG2_FACTOR and p.lse_base2:
+        return "it ends with L in base e; use lse_base2=false"
     if p.log is not Logarithm.LG2_SUM:
         return ""
     if p.log2_e is Log2E.NONE:
@@ -234,8 +238,9 @@ class RowChoices(ExponentChoices):
         number=19,
         called="logarithm",
         doc="How ln l is computed, one of `Logarithm`: correct (default), lg2 (FlashAttention-2,"
-        " cuDNN), lg2-sum (FlashAttention-4: in base 2 until the end) or cuda (CUTLASS, Triton)."
-        " lg2-sum needs log2_e other than none and an L in base e.",
+        " cuDNN), lg2-factor (FlashAttention-3: m times c ln 2), lg2-sum (FlashAttention-4: in base"
+        " 2 until the end) or cuda (CUTLASS, Triton). lg2-factor needs log2_e=maximum and lg2-sum"
+        " log2_e other than none, both an L in base e.",
         refused=_log,
         moves=Moves(follows=True),
         example="exp=ex2 log2_e=maximum log=lg2",

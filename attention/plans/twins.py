@@ -624,6 +624,7 @@ def fa3() -> Plan:
         log2_e=Log2E.MAXIMUM,
         fused_exponent=True,
         reciprocal=Reciprocal.RCP,
+        log=Logarithm.LG2_FACTOR,
         key_order=KeyOrder.DESCENDING,
         query_order=QueryOrder.FROM_DIAGONAL,
         backward_keys=128,
@@ -635,17 +636,18 @@ def fa3() -> Plan:
     tiles=always(128, 224),
     source=f"the forward of FlashAttention-3 in E4M3, {H100_FA3}",
     kernels=("fa3-fp8",),
-    outputs=("fa3-fp8",),
+    outputs=("fa3-fp8", "fa3-fp8-descaled"),
 )
 def fa3_e4m3() -> Plan:
-    """Return the forward of FlashAttention-3 in E4M3, without the scales of a call.
+    """Return the forward of FlashAttention-3 in E4M3.
 
     P is multiplied by 2^8, and the offset enters c m - 8 as one multiply-add, so CM is not rounded.
-    The tensor core adds products of FP8 to O itself, 32 at a time. The output is BF16. The kernel
-    has no backward; the plan's is that of fa2-bf16.
+    The tensor core adds products of FP8 to O itself, 32 at a time. The output is BF16. Scales
+    of q and k multiply c, and that of v multiplies 1 / l. The kernel has no backward; the plan's is
+    that of fa2-bf16.
     """
     plan = fa3().adding(Site.S, E4M3_CORE).adding(Site.PV, E4M3_CORE).at(Site.CM, BINARY64)
-    return replace(rounding_to(plan, E4M3, "Q K V P"), offset=8)
+    return replace(rounding_to(plan, E4M3, "Q K V P"), offset=8, descales=Descales.PRODUCTS)
 
 
 def _tiles_of_fa4(width: int, is_cut: bool) -> tuple[int, int]:

@@ -6,6 +6,8 @@ over several thread blocks of a GPU. They are computed from the L of each split.
 
 import math
 
+import numpy as np
+
 from roundscope.attention.hook import Events
 from roundscope.attention.plans.choices import Log2E, Logarithm
 from roundscope.attention.sites import Site
@@ -25,8 +27,8 @@ def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:
     base 2. For rows without a key, where m is -inf and l is 0, it is -inf. FlashAttention-2 (log2_e
     maximum, log lg2) stores inf where l is NaN, of which the backward makes P = 0
     (csrc/flash_attn/src/softmax.h, `normalize_softmax_lse`); splits of the keys do not.
-    FlashAttention-4 (log lg2-sum) stores -inf there, for which the backward takes 0
-    (flash_attn/cute/softmax.py, `finalize`).
+    FlashAttention-3 (lg2-factor, hopper/softmax.h) and -4 (lg2-sum, flash_attn/cute/softmax.py)
+    store -inf there, for which the backward takes 0 (`finalize`).
 
     scale  the factor by which m is multiplied in plans where m is the maximum of unscaled scores
     m, l   the maximum and the row sum after the last tile, (rows,)
@@ -50,7 +52,7 @@ def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:
         log2 = ops.call(lg2, ops.round(l, BINARY32, None))
         lse = ops.multiply(at(Site.LN, ops.odd_sum(m, log2)), LN_2)
         return ops.xp.where(l == l, lse, -math.inf)
-    if plan.log is Logarithm.LG2:
+    if plan.log in (Logarithm.LG2, Logarithm.LG2_FACTOR):
         log2 = ops.call(lg2, ops.round(l, BINARY32, None))
         ln_l = at(Site.LN, ops.multiply(log2, LN_2))
     elif plan.log is Logarithm.CUDA:
@@ -60,14 +62,25 @@ def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:
     if plan.log2_e is Log2E.NONE:
         return m + (at(Site.LN, ln_l) if plan.kept_state else ln_l)
     if plan.log2_e is Log2E.MAXIMUM:
+        if plan.log is Logarithm.LG2_FACTOR:
+            scale = _natural(ops, base2_scale(ops, plan, scale))
         lse = ops.odd_sum(ops.multiply(m, scale), ln_l)
-        if plan.log is Logarithm.LG2 and not plan.split_tiles:
+        if plan.log is Logarithm.LG2_FACTOR:
+            lse = ops.xp.where(l == l, lse, -math.inf)
+        elif plan.log is Logarithm.LG2 and not plan.split_tiles:
             lse = ops.xp.where(l == l, lse, math.inf)
         return lse
     if plan.log2_e is Log2E.SCORES:
         natural = ops.round(ops.divide(m, ops.xp.full_like(m, LOG2_E32)), BINARY32, None)
         return natural + at(Site.LN, ln_l)
     return ops.odd_sum(ops.multiply(m, LN_2), ln_l)
+
+
+def _natural(ops: Ops, c: Array | float) -> Array | float:
+    """Return binary32(c ln 2), the factor of m in base e."""
+    if isinstance(c, (int, float)):
+        return float(np.float32(c * LN_2))
+    return ops.round(ops.multiply(c, LN_2), BINARY32, None)
 
 
 def natural_maximum(at: Events, scale: float, m: Array) -> Array:

@@ -13,7 +13,7 @@ from roundscope.attention.plans.twins import TWINS, always
 from tests.checks.kernel_outputs import FULL_ONLY, LEFT_OUT, STORED, STORED_OF
 from tests.checks.kernel_twins import shares, shares_of, stored, stored_call
 
-FORWARD_ONLY = ("sage-int8", "fa3-fp8")
+FORWARD_ONLY = ("sage-int8", "fa3-fp8", "fa3-fp8-descaled")
 CASES = [(twin.name, kernel) for twin in TWINS.values() for kernel in twin.outputs]
 
 
@@ -61,6 +61,7 @@ def test_it_gives_the_bits_of_its_kernel(twin, kernel, family, causal):
         ("fa3-e4m3", "fa3-fp8", "offset=7"),
         ("fa3-e4m3", "fa3-fp8", "pv_into_o=false"),
         ("fa3-e4m3", "fa3-fp8", "PV.sum=hopper:bf16"),
+        ("fa3-e4m3", "fa3-fp8-descaled", "descales=operands"),
         ("tokamax-mosaic", "tokamax-mosaic", "exponent_again=forward"),
         ("tokamax-mosaic", "tokamax-mosaic", "key_order=descending"),
         ("tokamax-mosaic-stale", "tokamax-mosaic-stale", "stale_maximum=0"),
@@ -106,6 +107,16 @@ def test_a_softcap_gives_the_bits_of_its_kernel():
     for change in ("tanh=correct", "cap_apart=false", "capped_by=chain"):
         other = replace(twin, make=lambda words=change: twin.plan.changed(f"softcap=20 {words}"))
         assert min(shares_of(other, x, outputs).values()) < 1.0, change
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_scales_enter_l_as_in_their_kernel(causal):
+    """A scale of the scores that is not rounded with ln 2."""
+    twin, outputs = TWINS["fa3-e4m3"], stored("fa3-fp8-descaled")
+    assert set(shares(twin, "ragged32", causal, outputs, "fa3-fp8-descaled").values()) == {1.0}
+    other = replace(twin, make=lambda: twin.plan.changed("log=lg2"))
+    found = shares(other, "ragged32", causal, outputs, "fa3-fp8-descaled")
+    assert found["out"] == 1.0 and found["lse"] < 1.0
 
 
 @pytest.mark.parametrize("family", STORED)

@@ -62,6 +62,7 @@ STORED_OF = {  # of kernels that do not run with the widths of the families abov
     "fa3": ("gaussian128", "ragged32"),
     "fa3-gqa": ("layer4",),
     "fa3-fp8": ("gaussian128", "ragged32"),
+    "fa3-fp8-descaled": ("ragged32",),
     "tokamax-mosaic": ("gaussian128",),
     "tokamax-mosaic-stale": ("gaussian128",),
     "sdpa-flash-gqa": ("layer4",),
@@ -116,6 +117,9 @@ SERVED: dict[str, dict[str, Any]] = {
     "flex-served": {"window": 128, "softcap": 5.0},
     "gemma2": {"softcap": 50.0},
     "gpt-oss": {"sinks": True},
+    "fa3-fp8-descaled": {
+        "scales": {"descale_q": 0.75, "descale_k": 1.25, "descale_v": 0.625},
+    },
 }
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from roundscope.attention import examine
+from roundscope.attention.inputs.scales import OPERANDS
 from roundscope.attention.plans.twins import TWINS, Twin
 from roundscope.attention.testing.calls import Inputs
 from roundscope.tools.tensors.files import open_tensors
@@ -64,7 +65,7 @@ def shares(
     twin: Twin, family: str, causal: bool, outputs: dict[str, np.ndarray], kernel: str = ""
 ) -> dict[str, float]:
     """Return the share of equal bits of each output that a twin gives; kernel: one of `SERVED`, for
-    its window, softcap or sinks.
+    its window, softcap, sinks or scales.
     """
     prefix = f"{family}/{'causal' if causal else 'full'}/"
     own = {n.removeprefix(prefix): a for n, a in outputs.items() if n.startswith(prefix)}
@@ -74,11 +75,13 @@ def shares(
 def shares_of(twin: Twin, x: Inputs, outputs: dict[str, np.ndarray]) -> dict[str, float]:
     """Return the share of equal bits of each output of a call that a twin gives."""
     block_q, block_k = twin.tiles(x.q.shape[-1], x.is_cut)
+    scales = x.scales or {}
     got = examine(
-        x.q,
-        x.k,
-        x.v,
-        x.do,
+        *(
+            a / np.float32(scales.get(n, 1.0))
+            for n, a in zip(OPERANDS, (x.q, x.k, x.v), strict=True)
+        ),
+        x.do if "dv" in outputs else None,
         plan=twin.plan,
         block_q=block_q,
         block_k=min(block_k, x.k.shape[1]),
@@ -89,6 +92,7 @@ def shares_of(twin: Twin, x: Inputs, outputs: dict[str, np.ndarray]) -> dict[str
         window=x.window,
         softcap=x.softcap,
         sinks=x.sinks,
+        scales=x.scales,
     )
     found = {}
     for part in PARTS:
