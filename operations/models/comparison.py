@@ -2,7 +2,7 @@
 and how much of the gap between their log-probabilities each of them is worth.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 from typing import Any, Literal, NamedTuple
@@ -26,7 +26,7 @@ from roundscope.operations.models.replay import (
     wide,
 )
 from roundscope.operations.models.shares import Share, shares
-from roundscope.operations.models.tape import UNKNOWN, Entry, Tape, refs
+from roundscope.operations.models.tape import PARAMETER, UNKNOWN, Entry, Tape, refs
 from roundscope.operations.models.tape_file import digested
 
 TOP = 8  # the most probable tokens that are compared as a set
@@ -71,6 +71,7 @@ class Group(NamedTuple):
         alone: The gap that it makes alone, as a part of the whole one.
         without: What is missing from the gap where all others are put in.
         noise: How far `alone` moves if last bits of its results are rolled again.
+        is_most: Whether one of its rows is a stretch of most operations of the run.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Group(NamedTuple):
     alone: float
     without: float
     noise: float
+    is_most: bool = False
 
     def __str__(self) -> str:
         return self.name if self.a == self.b else f"{self.name} (A: {self.a}; B: {self.b})"
@@ -109,9 +111,9 @@ class Flip(NamedTuple):
     margin: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison:
-    """What differs between two runs.
+    """What differs between two runs. Printed, it is its sentence.
 
     Attributes:
         equal: Whether every result of every operation is equal.
@@ -145,9 +147,22 @@ class Comparison:
     flips: tuple[Flip, ...]
     notes: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        return self.sentence
+
     @property
     def sentence(self) -> str:
-        """The answer in a sentence."""
+        """The answer in a sentence, and in a second one what is not told apart."""
+        stretch = next((group.name for group in self.groups if group.is_most), "")
+        return self._answer + (
+            f" {stretch} is one stretch of most operations, which are not told apart: compile the"
+            " leaves of the model instead of all of it, or compare models of one architecture."
+            if stretch
+            else ""
+        )
+
+    @property
+    def _answer(self) -> str:
         what = "log-probabilities" if self.is_logprobs else "numbers of the output"
         count = f"{len(self.rows):,} operations, {self.gap.size:,} {what}"
         if self.equal:
@@ -240,7 +255,8 @@ def compare_tapes(
     for name, own in found.items():
         share = worth.get(name, Share(nan, nan, nan))
         words = _words(replay, own[0], identify)
-        groups.append(Group(name, *words, own, *share, noise.get(name, 0.0)))
+        is_most = any(_is_most(replay.alignment, number) for number in own)
+        groups.append(Group(name, *words, own, *share, noise.get(name, 0.0), is_most))
     groups.sort(key=lambda group: -abs(group.share))
     logits = _logits(replay)
     return Comparison(
@@ -266,6 +282,7 @@ def _check(a: Tape, b: Tape) -> None:
     if (a.tokens is None) != (b.tokens is None):
         raise Incomparable("tokens: one run read tokens and the other one did not")
     weights = digested(a), digested(b)
+    _check_names(*weights)
     for name, one in weights[0].items():
         two = weights[1].get(name, one)
         if one[:2] == two[:2] and one[2] != two[2]:
@@ -277,6 +294,35 @@ def _check(a: Tape, b: Tape) -> None:
             raise Incomparable(
                 f"tokens: the runs read other ones, {x.shape} and {y.shape}; give both the same"
             )
+
+
+def _check_names(a: Collection[str], b: Collection[str]) -> None:
+    """Refuse runs that have fewer than half of their parameters in common by name.
+
+    A run may have names that the other one has not, as where layers are fused, or none, as where
+    the model is compiled as a whole.
+    """
+    names = [{name.removeprefix(PARAMETER) for name in each} for each in (a, b)]
+    alone = [sorted(own - other) for own, other in (names, names[::-1])]
+    if all(alone) and 2 * len(names[0] & names[1]) < min(map(len, names)):
+        told = "; ".join(
+            f"{side} alone has {len(own)}, such as {own[0]!r}"
+            for side, own in zip("AB", alone, strict=True)
+        )
+        raise Incomparable(
+            f"parameter names differ: two architectures, or one inside another module ({told});"
+            " compare runs of the same model class"
+        )
+
+
+def _is_most(alignment: Alignment, number: int) -> bool:
+    """Return whether a pair is a stretch of most operations of a run."""
+    for name in NAMES:
+        calls = getattr(alignment.pairs[number], name)
+        count = sum(map(len, calls))
+        if len(calls[0]) > FEW and 2 * count > len(alignment.tape(name).counted):
+            return True
+    return False
 
 
 def _has_unknown(alignment: Alignment, number: int) -> bool:

@@ -1,5 +1,7 @@
 """Comparing two runs of a tiny Llama: the operation that makes them differ, and nothing else."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ pytest.importorskip("transformers")
 from roundscope.operations.models.align import Incomparable
 from roundscope.operations.models.comparison import compare_tapes
 from roundscope.operations.models.torch.recording import Side, record
+from tests.attention.torch.models import pretrained
 from tests.operations.models import small
 
 IDS = small.tokens()
@@ -112,6 +115,19 @@ def test_other_tokens_are_refused():
         compared(Side(small.llama(), IDS), Side(small.llama(), IDS + 1 - 2 * (IDS > 100).long()))
 
 
+def test_another_architecture_is_refused():
+    gpt2 = pretrained("gpt2").eval()
+    ids = IDS[:, :8] % 61
+    with pytest.raises(Incomparable) as error:
+        compared(Side(gpt2, ids), Side(small.llama(), ids))
+    told = str(error.value)
+    assert told.startswith("parameter names differ: two architectures")
+    ours = {name for name, _ in small.llama().named_parameters()}
+    [count, name] = re.search(r"B alone has (\d+), such as '(.*?)'", told).groups()
+    assert int(count) >= len(ours) - 1 and name in ours
+    assert "A alone has" in told and "'transformer." in told
+
+
 def in_each_mlp(make):
     def changed(model):
         for path, module in model.named_modules():
@@ -179,3 +195,5 @@ def test_a_model_that_is_compiled_as_a_whole_is_one_operation():
     assert row.operation == "embedding to mul (34 operations)"
     assert row.function[1] == "LlamaForCausalLM (compiled)"
     assert found.groups[0].share == pytest.approx(1)
+    assert found.groups[0].is_most and "not told apart: compile the leaves" in found.sentence
+    assert repr(found) == found.sentence == str(found)
