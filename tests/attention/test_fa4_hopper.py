@@ -56,6 +56,32 @@ def test_l_is_in_base_2_until_the_end_and_lanes_meet_their_neighbors():
     assert np.asarray(other, np.float32).reshape(-1).tolist() == crossed != wanted
 
 
+def test_the_maximum_has_c_times_ln_2_in_flash_attention_3():
+    """The scale where the kernel has binary32(c ln 2), which differs with 72 features."""
+    q, k, v = inputs()
+    scale = 72**-0.5
+    c = np.float32(scale * np.log2(np.e))
+    factor = c * LN_2
+    assert factor != np.float32(scale)
+    wanted = []
+    for row in q[0, :, 0] @ k[0, :, 0].T:
+        m = row.max()
+        shift = np.float64(np.float32(m * c))
+        x = (row.astype(np.float64) * np.float64(c) - shift).astype(np.float32)
+        lanes = [np.float32(0.0)] * 4
+        for j, term in enumerate(ex2(numpy_ops(), x.astype(np.float64))):
+            lanes[j // 2 % 4] = lanes[j // 2 % 4] + np.float32(term)
+        l = (lanes[0] + lanes[2]) + (lanes[1] + lanes[3])
+        ln_l = np.float32(lg2(numpy_ops(), np.array([l], np.float64))[0]) * LN_2
+        wanted.append(np.float32(np.float64(m) * np.float64(factor) + np.float64(ln_l)))
+    call = {"scale": scale, "block_q": 16, "block_k": KEYS, "record": None}
+    got = examine(q, k, v, plan="fa3", engine="numpy", **call).lse
+    assert np.asarray(got, np.float32).reshape(-1).tolist() == wanted
+    np.testing.assert_array_equal(examine(q, k, v, plan="fa3", engine="xla", **call).lse, got)
+    q[0, 3, 0, 1] = np.nan
+    assert np.isneginf(np.asarray(examine(q, k, v, plan="fa3", engine="numpy", **call).lse)[0, 3])
+
+
 def test_a_maximum_in_base_2_takes_no_factor():
     """The factor c, or log2 e, multiplied in twice where the scores have it already."""
     arrays = inputs()
@@ -80,6 +106,7 @@ def test_a_row_that_is_nan_has_l_of_minus_infinity():
     [
         ("fa2-bf16", "log=lg2-sum", "log=lg2-sum: .* use log2_e=scale, maximum or scores"),
         ("flex", "log=lg2-sum", "log=lg2-sum: .* use lse_base2=false"),
+        ("flex", "log=lg2-factor", "log=lg2-factor: .* use log2_e=maximum"),
     ],
 )
 def test_a_sum_in_another_base_is_refused(preset, text, said):

@@ -168,6 +168,8 @@ def _fitted(
 ) -> Iterator[Meaning]:
     """Yield meanings with one number that is fitted: what is missing, a window, scale, factor.
 
+    The scale and a factor are fitted together too, as with scales of a call that nobody gave.
+
     Args:
         x: the call of all heads.
         part: the call of one key head.
@@ -192,6 +194,18 @@ def _fitted(
     cap = float(2.0 ** _least(lambda log: off(softcap=2.0**log), -2.0, 8.0))
     cap = round(cap) if abs(cap / max(round(cap), 1) - 1.0) < 2e-3 else cap
     yield but(f"softcap = {cap:.4g}", softcap=float(cap))
+
+    def with_factor(scale: float, rows: np.ndarray) -> tuple[float, float]:
+        """Return the factor of the output that fits best with a scale, and the error with it."""
+        got = exact_rows(replace(part, scale=scale), rows)
+        factor = float((want[:, rows] * got).sum() / max(np.square(got).sum(), 1e-300))
+        return factor, relative_rms(want[:, rows], factor * got)
+
+    scale = x.scale * 2.0 ** _least(lambda log: with_factor(x.scale * 2.0**log, few)[1], -6.0, 6.0)
+    factor, _ = with_factor(scale, rows)
+    words = f"scale = {_root(scale)}, which is {scale / x.scale:.4g} times the call's"
+    words += f", and the output is multiplied by {factor:.4g}"
+    yield but(words, How(factor=factor), scale=_snapped(scale))
 
 
 def _snapped(scale: float) -> float:

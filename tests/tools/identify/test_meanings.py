@@ -59,6 +59,16 @@ def test_two_meanings_together():
     assert "aligned bottom-right" in meant.words and "scale = 1/32" in meant.words
 
 
+def test_a_scale_and_a_factor_together():
+    """Descales that nobody gave, which no single number explains."""
+    x = call()
+    outputs = ran(replace(x, scale=x.scale * 0.75 * 1.25))
+    meant = trial(x, replace(outputs, out=outputs.out * np.float32(0.625)))
+    assert "times the call's, and the output is multiplied by 0.62" in meant.words
+    assert "which is 0.93" in meant.words and not meant.is_call
+    assert meant.error < 3e-3 < 3 * meant.error < meant.given
+
+
 @pytest.mark.parametrize("more", [{}, {"softcap": 5.0}, {"window": 9}, {"causal": False}])
 def test_the_exact_rows_are_those_of_the_judge(more):
     """The meaning's own equations against the exact attention of tests."""
