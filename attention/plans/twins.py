@@ -366,17 +366,18 @@ def triton_tutorial() -> Plan:
     tiles=whole_rows,
     source=f"eager attention of transformers 5.17.0, {TORCH}",
     kernels=("eager",),
-    outputs=("eager", "gemma2"),
+    outputs=("eager", "eager-gqa", "gemma2"),
 )
 def eager() -> Plan:
     """Return transformers' eager attention: operation by operation in BF16, with an FP32 softmax.
 
     The scores are rounded to BF16 after their product and scaled in BF16. A warp adds each row. P
     is divided in FP32 and cast. The backward keeps P in FP32, and dS is cast, scaled and cast
-    again.
+    again. Keys and values of grouped heads are repeated first (`repeat_kv`), so each query head's
+    dK and dV are rounded before the group is added.
     """
     plan = on_hopper(fp32().at(Site.INV, BINARY64))
-    plan = rounding_to(plan, BF16, f"{ENDS} S SCALED P PV OUT P_B DP DS SDS")
+    plan = rounding_to(plan, BF16, f"{ENDS} S SCALED P PV OUT P_B DP DS SDS DKH DVH")
     plan = rounding_to(plan, BF16, "SS CAP TANH TT DTANH DSC DCT DCAP DCQ")
     return replace(
         plan.adding(Site.ROWSUM, WARP).adding(Site.DELTA, WARP),
@@ -389,6 +390,7 @@ def eager() -> Plan:
         gradient_scale=ScaleOfGradient.OPERAND,
         capped_by=CappedBy.CHAIN,
         tanh=Tanh.CUDA,
+        rounded_heads=True,
     )
 
 
@@ -586,12 +588,13 @@ def jax_xla() -> Plan:
     gives it.
     """
     fours, eights = (Accumulator(order=Order.WARPS, chunk=n) for n in (4, 8))
-    plan = rounding_to(eager(), BINARY32, "S SCALED S_B INV SDS")
+    plan = rounding_to(eager(), BINARY32, "S SCALED S_B INV SDS DKH DVH")
     return replace(
         plan.adding(Site.ROWSUM, fours).adding(Site.DELTA, eights),
         reciprocal=Reciprocal.RCP,
         gradient_scale=ScaleOfGradient.REGISTER,
         score_gradient=ScoreGradient.QUOTIENT,
+        rounded_heads=False,
     )
 
 
