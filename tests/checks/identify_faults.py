@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from roundscope.attention import Plan, examine
-from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.attention.testing.calls import PARTS, Inputs, Outputs
 from roundscope.tools.identify.identify import Identified, identify
 from roundscope.tools.identify.search import MOST
 from tests.checks.engines import normal
@@ -219,7 +219,7 @@ def stored() -> Iterator[tuple[str, Inputs, Outputs]]:
             for family, mode in calls:
                 prefix = f"{family}/{mode}/"
                 names = [n.removeprefix(prefix) for n in file.names if n.startswith(prefix)]
-                arrays = {n: file[prefix + n] for n in names if n != "lse"}
+                arrays = {n: file[prefix + n] for n in names if n in PARTS}
                 if "out" in arrays:
                     x = of_one_head(inputs(family, causal=mode == "causal", kernel=path.stem))
                     yield f"{path.stem} {family} {mode}", x, Outputs(**arrays)
