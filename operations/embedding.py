@@ -58,5 +58,4 @@ EMBEDDING = Operation(
     forward=forward,
     settings={"scale": 1.0},
     published=published(Plan, torch_cpu),
-    moved=(Site.OUT,),
 )

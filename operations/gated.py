@@ -190,7 +190,6 @@ SILU = Operation(
     forward=forward,
     backward=backward,
     published=published(Plan, torch_cpu, torch_cuda, fused),
-    moved=(Site.EXP, Site.DN, Site.SG, Site.OUT),
 )
 SILU_MUL = Operation(
     name="silu_mul",
@@ -201,5 +200,4 @@ SILU_MUL = Operation(
     forward=forward,
     backward=backward,
     published=published(Plan, torch_cpu, torch_cuda, liger, fused),
-    moved=(Site.EXP, Site.DN, Site.SG, Site.SC, Site.GU, Site.OUT),
 )

@@ -206,5 +206,4 @@ LINEAR = Operation(
     forward=forward,
     backward=backward,
     published=published(Plan, torch_cpu, hopper, hopper_e4m3),
-    moved=(Site.Y, Site.YP, Site.YS, Site.YB, Site.OUT),
 )

@@ -226,7 +226,6 @@ LOG_SOFTMAX = Operation(
     forward=log_softmax,
     backward=log_softmax_backward,
     published=published(Plan, torch_cpu, torch_cuda),
-    moved=(Site.D, Site.EXP, Site.S, Site.LN, Site.LP, Site.OUT),
 )
 CROSS_ENTROPY = Operation(
     name="cross_entropy",
@@ -238,5 +237,4 @@ CROSS_ENTROPY = Operation(
     backward=cross_entropy_backward,
     settings={"reduction": "mean", "ignore_index": -100},
     published=published(Plan, torch_cpu, torch_cuda),
-    moved=(Site.D, Site.EXP, Site.S, Site.LN, Site.LP, Site.NLL, Site.TOTAL, Site.LOSS),
 )

@@ -65,8 +65,6 @@ class Operation:
         settings: What a call says beside arrays and has no arithmetic, such as eps, with defaults.
         published: Functions that make its plans, by name: "exact", "fp32" and those of
             implementations, each with its source in its docstring.
-        moved: The sites whose formats differ between implementations, for a search for the plan of
-            given bits.
     """
 
     name: str
@@ -78,7 +76,6 @@ class Operation:
     backward: Callable[..., dict[str, Array]] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     published: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
-    moved: tuple[SiteBase, ...] = ()
 
 
 P = TypeVar("P", bound=BasePlan)

@@ -62,5 +62,4 @@ ADD = Operation(
     forward=forward,
     backward=backward,
     published=published(Plan, torch_cpu),
-    moved=(Site.OUT,),
 )

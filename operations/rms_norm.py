@@ -356,5 +356,4 @@ RMS_NORM = Operation(
         liger_gemma,
         inductor_llama,
     ),
-    moved=(Site.XN, Site.XC, Site.XW, Site.OUT),
 )

@@ -123,5 +123,4 @@ ROPE = Operation(
     forward=forward,
     backward=backward,
     published=published(Plan, transformers_llama, transformers_gptj),
-    moved=(Site.XC, Site.XS, Site.SUM, Site.OUT),
 )

@@ -118,7 +118,10 @@ SERVED: dict[str, dict[str, Any]] = {
     "gemma2": {"softcap": 50.0},
     "gpt-oss": {"sinks": True},
     "fa3-fp8-descaled": {
-        "scales": {"descale_q": 0.75, "descale_k": 1.25, "descale_v": 0.625},
+        "scales": {
+            f"descale_{x}": np.full((1, 1), scale, np.float32)
+            for x, scale in {"q": 0.75, "k": 1.25, "v": 0.625}.items()
+        },
     },
 }
 

@@ -186,7 +186,6 @@ def test_an_operation_is_said_completely(name):
     assert len(set(streams)) == len(streams) and max(streams) < 64
     assert all(site.formula for site in own.plan.SITES)
     assert all(plan_of(own, n).name == n for n in own.published)
-    assert set(own.moved) <= set(own.plan.SITES)
     for choice in own.plan.choices().values():
         assert choice.doc and choice.words
 
