@@ -4,12 +4,13 @@ It needs PyTorch, whose functions the operations are.
 """
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from roundscope.tools.compare.options import CompareOptions
 from roundscope.tools.compare.report import RECORD, report
-from roundscope.tools.errors import UsageError, bad
+from roundscope.tools.errors import UsageError, bad, shown
 from roundscope.tools.report.deliver import deliver
 from roundscope.tools.report.progress import telling
 from roundscope.tools.results.folder import checked_folder
@@ -28,7 +29,11 @@ def run(options: CompareOptions) -> int:
         checked_folder(options.out, RECORD)
     began = time.perf_counter()
     with telling("compare") as tell:
-        a, b = _given(options.a, "A"), _given(options.b, "B")
+        given = [
+            (_given(word, name), word, name)
+            for word, name in zip((options.a, options.b), "AB", strict=True)
+        ]
+        a, b = (_ran(*each, tell) for each in given)
         try:
             found = compare(a, b, tell=tell)
         except ReplayError as error:
@@ -36,6 +41,23 @@ def run(options: CompareOptions) -> int:
     told = report(options, found, time.perf_counter() - began)
     deliver(told, options.out, RECORD, as_json=options.json)
     return 0 if found.equal else 1
+
+
+def _ran(given: Any, word: str, argument: str, tell: Callable[[str], None]) -> Any:
+    """Return the tape of a run, or the path of one.
+
+    Raises:
+        ValueError: The run raised an error, or returned what cannot be compared.
+    """
+    from roundscope.operations.models.torch.recording import Side, record
+
+    if not isinstance(given, Side):
+        return given
+    tell(f"running {type(given.model).__name__}")
+    try:
+        return record(given, f"{argument} {shown(word)}")
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error
 
 
 def _given(word: str, argument: str) -> Any:

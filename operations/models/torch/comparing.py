@@ -32,6 +32,7 @@ def compare(a: Given, b: Given, *, tell: Callable[[str], None] = lambda text: No
 
     Raises:
         TypeError: a or b is none of these.
+        ValueError: A model or a function of a side raised an error, or returned something else.
         Incomparable: They are of other tokens or weights, or have no operations in common.
         ReplayError: A run, run again, gives other bits.
 
@@ -60,4 +61,4 @@ def _tape(given: Given, name: str, tell: Callable[[str], None]) -> Tape:
             f"{name}: {shown(given)}, must be (model, inputs), a Side, or the path of a file"
         )
     tell(f"running {type(given.model).__name__}")
-    return record(given)
+    return record(given, name)

@@ -11,6 +11,8 @@ from roundscope.operations.models.torch.recording import Side, record
 from tests.attention.torch.models import gpt, pretrained
 from tests.operations.models.small import llama, tokens
 
+ZEROS = torch.zeros(1, 7)
+
 
 def bits(x):
     return x.contiguous().view(torch.int16 if x.element_size() == 2 else torch.int32)
@@ -66,6 +68,47 @@ def test_writes_in_place_are_values_of_their_own():
     tape = record(Side(InPlace(), {"x": torch.randn(3, 4)}))
     check_replays(tape)
     assert [e.operation for e in tape.counted] == ["mul", "mul", "add", "mul"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "given", "text"),
+    [
+        (tokens(1, 8).float(), {}, r"A: inputs float32 \(1, 8\): tokens must be whole .* x.long"),
+        (tokens(1, 8)[0], {}, r"A: inputs int64 \(8,\): .* \(B, T\); give x\[None\]"),
+        ({"input_ids": tokens(1, 8).float()}, {}, r"A: inputs\['input_ids'\] float32"),
+        (tokens(1, 8) + 256, {}, "A: the model raised IndexError"),
+        (tokens(1, 8), {"run": lambda m, x: 1 / 0}, "A: run= raised ZeroDivisionError"),
+        (
+            tokens(1, 8),
+            {"run": lambda m, x: 7},
+            r"A: run= returned 7, must return logits \(1, 8, v",
+        ),
+        (
+            tokens(1, 8),
+            {"run": lambda m, x: m(x).logits[:, -1]},
+            r"A: run= returned bfloat16 \(1, 256\), must return logits \(1, 8, vocabulary\)",
+        ),
+        (
+            tokens(1, 8),
+            {"logprobs": lambda x, ids: "no"},
+            r"A: logprobs= returned 'no', must return a tensor \(1, 7\)",
+        ),
+        (
+            tokens(1, 8),
+            {"logprobs": lambda x, ids: x.log_softmax(-1)},
+            r"A: logprobs= returned bfloat16 \(1, 8, 256\), must return a tensor \(1, 7\)",
+        ),
+        (tokens(1, 8), {"logprobs": lambda x, ids: x.no}, "A: logprobs= raised AttributeError"),
+        (
+            tokens(1, 8),
+            {"logprobs": lambda x, ids: ZEROS},
+            "A: the log-probabilities: no function of PyTorch that was seen has made it",
+        ),
+    ],
+)
+def test_what_a_user_gives_is_refused_by_its_argument(inputs, given, text):
+    with pytest.raises(ValueError, match=text):
+        record(Side(llama(layers=1), inputs, **given), "A")
 
 
 def test_a_run_that_is_not_deterministic_is_named():

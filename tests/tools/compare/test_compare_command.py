@@ -28,6 +28,18 @@ def wrong():
     raise OSError("no weights")
 
 
+def no_such_tokens():
+    return small.llama(), small.tokens() + 256
+
+
+def no_logits():
+    return small.llama(), small.tokens(), lambda model, ids: 7.5
+
+
+def no_logprobs():
+    return small.llama(), small.tokens(), None, lambda logits, ids: "none"
+
+
 def no_model():
     return "model", small.tokens()
 
@@ -74,6 +86,9 @@ def test_equal_runs(capsys, tmp_path):
         ((f"{HERE}:nothing", f"{HERE}:plain"), "returned no"),
         ((f"{HERE}:no_model", f"{HERE}:plain"), "returned no"),
         ((f"{HERE}:wrong", f"{HERE}:plain"), "no weights"),
+        ((f"{HERE}:plain", f"{HERE}:no_such_tokens"), "no_such_tokens': the model raised IndexErr"),
+        ((f"{HERE}:no_logits", f"{HERE}:plain"), "no_logits': run= returned 7.5, must return"),
+        ((f"{HERE}:plain", f"{HERE}:no_logprobs"), "logprobs= returned 'none', must return a"),
         ((".", f"{HERE}:plain"), "must be a safetensors file"),
     ],
 )
