@@ -15,6 +15,7 @@ from roundscope.operations.models.align import (
     Name,
     Slot,
     align,
+    ending,
     title,
 )
 from roundscope.operations.models.replay import (
@@ -46,7 +47,8 @@ class Row(NamedTuple):
     made      "equal" results; a difference made "here", where the first run's arithmetic gives
               other results on the second run's inputs; "inherited" from its inputs; or "undecided"
     differ    the share of its numbers that differ, on the same inputs if it is made here
-    ulps      the largest difference of these, in units of the last place of the coarser type
+    ulps      the largest difference of these, in units of the last place of the coarser type; 0
+              too where one side's log-probabilities are computed in binary64 and not rounded
     """
 
     number: int
@@ -209,8 +211,8 @@ def compare_tapes(
             )
             raise Incomparable(f"{_title(replay.alignment, number)}: only one run reads {names}")
     tell("running both runs again")
-    for tape in (a, b):
-        check_replays(tape)
+    for tape, name in ((a, "A"), (b, "B")):
+        check_replays(tape, name)
     tell("comparing operations")
     rows = [_row(replay, number) for number in range(len(replay.pairs))]
     rows = [row for row in rows if row.operation]
@@ -372,7 +374,13 @@ def _row(replay: Replay, number: int) -> Row:
                 made = "inherited"
         except NotRunnable:
             made = "here" if reads_equal else "undecided"
-    differ, ulps = _differences(own, other)
+    types = None
+    if is_last:  # its numbers are in binary64
+        ends = [tape.numpy(ending(tape)).dtype for tape in (a, b)]
+        types = min(ends, key=lambda dtype: dtype.itemsize)
+    differ, ulps = _differences(own, other, types)
+    if is_last and _has_default(a) != _has_default(b):
+        ulps = 0.0  # one of them is not rounded to the type of the other
     is_shown = bool(longer) or made in ("here", "undecided")
     operation = _summed([entry.operation for entry in longer]) or "end"
     return Row(
@@ -398,12 +406,16 @@ def _summed(words: Sequence[str]) -> str:
     return " + ".join(each)
 
 
-def _differences(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the share of numbers that differ, and the largest difference in ulps."""
+def _differences(
+    x: Sequence[np.ndarray], y: Sequence[np.ndarray], dtype: np.dtype | None = None
+) -> tuple[float, float]:
+    """Return the share of numbers that differ, and the largest difference in ulps of a type, by
+    default the coarser one.
+    """
     count = total = 0
     largest = 0.0
     for one, two in zip(x, y, strict=True):
-        narrow = min((one.dtype, two.dtype), key=lambda dtype: dtype.itemsize)
+        narrow = dtype or min((one.dtype, two.dtype), key=lambda dtype: dtype.itemsize)
         u, v = wide(one), wide(two)
         unequal = (u != v) & ~(np.isnan(u) & np.isnan(v))
         count, total = count + int(unequal.sum()), total + u.size
@@ -463,10 +475,14 @@ def _words(replay: Replay, number: int, identify: Callable[[Tape, int], str]) ->
         tape = replay.alignment.tape(name)
         entries = [tape.entries[n] for n in getattr(replay.pairs[number], name)[0]]
         exact = identify(tape, entries[0].number) if len(entries) == 1 else ""
-        words.append(exact or _functions(entries))
+        is_default = not entries and _has_default(tape)
+        words.append(exact or ("in binary64 (the default)" if is_default else _functions(entries)))
         types.append(tape.values[entries[-1].outputs[0]].dtype if entries else "")
     if types[0] != types[1]:
-        words = [f"{text} in {dtype}".strip() for text, dtype in zip(words, types, strict=True)]
+        words = [
+            f"{text} in {dtype}" if dtype else text
+            for text, dtype in zip(words, types, strict=True)
+        ]
     elif words[0] == words[1]:
         words = [
             f"{text}{how}" for text, how in zip(words, _ways(replay.alignment, number), strict=True)
@@ -557,6 +573,14 @@ def _notes(a: Tape, b: Tape) -> list[str]:
         for name in sorted({*a.about, *b.about})
         if a.about.get(name) != b.about.get(name)
     ]
-    if a.logprobs is None and a.tokens is not None:
-        notes.append("the log-probabilities are computed from the logits in binary64")
+    if sides := [name for name, tape in (("A", a), ("B", b)) if _has_default(tape)]:
+        notes.append(
+            f"{' and '.join(sides)}: the log-probabilities are computed from the logits in"
+            " binary64, the default"
+        )
     return notes
+
+
+def _has_default(tape: Tape) -> bool:
+    """Return whether the log-probabilities of a run are computed here, from its logits."""
+    return tape.logprobs is None and tape.logits is not None

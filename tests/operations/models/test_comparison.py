@@ -95,6 +95,28 @@ def test_log_softmax_in_bf16():
     ]
     found = compared(*sides)
     assert made_here(found) == {"log_softmax"} and found.kl == 0
+    (row,) = [row for row in found.rows if row.made == "here"]
+    with torch.no_grad():
+        logits = small.llama()(IDS).logits
+    tables = [
+        torch.log_softmax(logits[:, :-1].to(dtype), -1).double()
+        for dtype in (torch.float32, torch.bfloat16)
+    ]
+    digits = torch.frexp(torch.maximum(*(x.abs() for x in tables)))[1]  # of 8 of BF16
+    ulps = (tables[0] - tables[1]).abs() / 2.0 ** (digits - 8)
+    assert row.ulps == pytest.approx(float(ulps.max()))
+
+
+def test_log_softmax_of_one_side():
+    plain, own = Side(small.llama(), IDS), small.log_softmax(torch.bfloat16)
+    found = compared(plain, Side(small.llama(), IDS, logprobs=own))
+    assert "(A: in binary64 (the default); B: log_softmax in bfloat16)" in found.sentence
+    (row,) = [row for row in found.rows if row.made == "here"]
+    assert (row.ulps, row.differ > 0) == (0.0, True)
+    (note,) = found.notes
+    assert note.startswith("A: the log-probabilities are computed")
+    (note,) = compared(plain, plain).notes
+    assert note.startswith("A and B: the log-prob")
 
 
 def test_one_token_after_the_other():
