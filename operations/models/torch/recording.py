@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import (
     TorchFunctionMode,
     _get_current_function_mode_stack,
@@ -244,14 +245,21 @@ def _alone(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 @contextmanager
-def recording(model: nn.Module) -> Iterator[Recorder]:
-    """Record what a model computes in this context.
+def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
+    """Record what a model computes in this context; name: what an error message calls it.
 
     Raises:
         TypeError: `model` is not an `nn.Module`.
+        ValueError: It has active dropout, so that no run of it repeats.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model: {shown(model)}, must be a torch.nn.Module")
+        raise TypeError(f"{name}: {shown(model)}, must be a torch.nn.Module")
+    for path, module in model.named_modules():
+        if isinstance(module, _DropoutNd) and module.training and module.p > 0:
+            raise ValueError(
+                f"{name}: its dropout {path or type(module).__name__!r} is active (p = {module.p}),"
+                " so no run of it repeats; call model.eval() first"
+            )
     named: list[tuple[str, Tensor]] = [*model.named_parameters(remove_duplicate=False)]
     named += [*model.named_buffers(remove_duplicate=False)]
     recorder = Recorder({id(x): plain_path(path) for path, x in reversed(named)})
@@ -372,7 +380,7 @@ def record(side: Side, name: str = "run") -> Tape:
         )
     _check_tokens(name, inputs)
     tokens = _tokens(inputs)
-    with torch.no_grad(), recording(model) as recorder:
+    with torch.no_grad(), recording(model, f"{name}: model") as recorder:
         if side.run is not None:
             out = _called(name, "run=", side.run, model, inputs)
         elif isinstance(inputs, Tensor):
@@ -533,7 +541,8 @@ def capture_operations(
 
     Raises:
         TypeError: `model` is not an `nn.Module`.
-        ValueError: A path that cannot be written, or a file that would be too large.
+        ValueError: A path that cannot be written, a file that would be too large, or a model whose
+            dropout is active.
         RuntimeError: The model did not run.
     """
     file = file_given(path)

@@ -7,7 +7,7 @@ pytest.importorskip("transformers")
 
 from roundscope.operations.models.replay import ReplayError, check_replays
 from roundscope.operations.models.tape import UNKNOWN
-from roundscope.operations.models.torch.recording import Side, record
+from roundscope.operations.models.torch.recording import Side, capture_operations, record
 from tests.attention.torch.models import gpt, pretrained
 from tests.operations.models.small import llama, tokens
 
@@ -117,5 +117,19 @@ def test_a_run_that_is_not_deterministic_is_named():
             return torch.nn.functional.dropout(x * 2, 0.5)
 
     tape = record(Side(Noisy(), {"x": torch.ones(64)}))
-    with pytest.raises(ReplayError, match="dropout"):
-        check_replays(tape)
+    with pytest.raises(ReplayError, match=r"^B: .*dropout.*model\.eval\(\)"):
+        check_replays(tape, "B")
+
+
+def test_active_dropout_is_refused_before_the_run(tmp_path):
+    model, path = pretrained("gpt2").train(), tmp_path / "a.safetensors"
+    model.transformer.drop.p = 0.1
+    text = r"its dropout 'transformer\.drop' is active .* model\.eval\(\)"
+    with (
+        pytest.raises(ValueError, match=text),
+        capture_operations(model, path),
+    ):
+        pytest.fail("it has begun")
+    with pytest.raises(ValueError, match=f"A: model: {text}"):
+        record(Side(model, tokens(1, 8) % 61), "A")
+    assert not path.exists()
