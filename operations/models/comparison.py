@@ -4,7 +4,7 @@ and how much of the gap between their log-probabilities each of them is worth.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from math import isnan, nan
+from math import inf, isnan, nan
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -280,17 +280,54 @@ def _check(a: Tape, b: Tape) -> None:
         raise Incomparable("tokens: one run read tokens and the other one did not")
     weights = digested(a), digested(b)
     _check_names(*weights)
-    for name, one in weights[0].items():
-        two = weights[1].get(name, one)
-        if one[:2] == two[:2] and one[2] != two[2]:
-            raise Incomparable(f"{name}: the runs are of other weights")
+    other = [
+        name
+        for name, one in weights[0].items()
+        if one[:2] == (two := weights[1].get(name, one))[:2] and one[2] != two[2]
+    ]
+    if other:
+        largest, name = max((_apart(a, b, name), name) for name in other)
+        name = name.removeprefix(PARAMETER)
+        which = f"such as {name}" if largest < 0 else f"{name} most, by up to {largest:.3g}"
+        raise Incomparable(
+            f"weights: the runs are of other ones: {len(other)} of {len(weights[0])} parameters"
+            f" differ, {which}; give both the same"
+        )
     if a.tokens is not None and b.tokens is not None:
         n = min(len(a.tokens), len(b.tokens))
         x, y = (t.tokens[t.row * n : t.row * n + n] for t in (a, b))  # type: ignore[index]
-        if x.shape != y.shape or (x != y).any():
+        where = ""
+        if x.shape != y.shape:
+            where = f"their shapes are {x.shape} and {y.shape}"
+        elif (x != y).any():
+            row, t = map(int, np.argwhere(x != y)[0])
+            where = f"they first differ in row {row} at token {t}, {x[row, t]} and {y[row, t]}"
+        if where:
+            passes = f" ({_passes(a, b)})" if max(a.steps, b.steps) > 1 else ""
             raise Incomparable(
-                f"tokens: the runs read other ones, {x.shape} and {y.shape}; give both the same"
+                f"tokens: the runs read other ones: {where}{passes}; give both the same"
             )
+
+
+def _passes(a: Tape, b: Tape) -> str:
+    """Return how many forward passes there are in words."""
+    words = [f"{n} forward pass{'es' * (n > 1)}" for n in (a.steps, b.steps)]
+    return (
+        f"A: {words[0]}, B: {words[1]}; all passes of a capture are read as one sequence, so call"
+        " the model once where they are not parts of one"
+    )
+
+
+def _apart(a: Tape, b: Tape, name: str) -> float:
+    """Return the largest difference of a parameter; -1 if a file has no weights, and inf of NaN."""
+    found = []
+    for tape in (a, b):
+        value = next(i for i, value in enumerate(tape.values) if value.name == name)
+        if tape.values[value].array is None:
+            return -1.0
+        found.append(wide(tape.numpy(value)))
+    largest = float(np.abs(found[0] - found[1]).max(initial=0.0))
+    return inf if isnan(largest) else largest
 
 
 def _check_names(a: Collection[str], b: Collection[str]) -> None:
@@ -573,6 +610,8 @@ def _notes(a: Tape, b: Tape) -> list[str]:
         for name in sorted({*a.about, *b.about})
         if a.about.get(name) != b.about.get(name)
     ]
+    if max(a.steps, b.steps) > 1:
+        notes.append(_passes(a, b))
     if sides := [name for name, tape in (("A", a), ("B", b)) if _has_default(tape)]:
         notes.append(
             f"{' and '.join(sides)}: the log-probabilities are computed from the logits in"

@@ -33,7 +33,7 @@ def run(options: CompareOptions) -> int:
             (_given(word, name), word, name)
             for word, name in zip((options.a, options.b), "AB", strict=True)
         ]
-        a, b = (_ran(*each, tell) for each in given)
+        a, b = (_tape(*each, tell) for each in given)
         try:
             found = compare(a, b, tell=tell)
         except ReplayError as error:
@@ -43,16 +43,23 @@ def run(options: CompareOptions) -> int:
     return 0 if found.equal else 1
 
 
-def _ran(given: Any, word: str, argument: str, tell: Callable[[str], None]) -> Any:
-    """Return the tape of a run, or the path of one.
+def _tape(given: Any, word: str, argument: str, tell: Callable[[str], None]) -> Any:
+    """Return the tape of a run, or of the file at a path.
 
     Raises:
-        ValueError: The run raised an error, or returned what cannot be compared.
+        ValueError: The run raised an error, or returned what cannot be compared, or the file has
+            no operations.
     """
-    from roundscope.operations.models.torch.recording import Side, record
+    from roundscope.operations.models.tape_file import load_tape
+    from roundscope.operations.models.torch.candidates import revived
+    from roundscope.operations.models.torch.recording import record
 
-    if not isinstance(given, Side):
-        return given
+    if isinstance(given, Path):
+        tell(f"reading {given}")
+        try:
+            return revived(load_tape(given))
+        except ValueError as error:
+            raise bad(argument, word, str(error).removeprefix(f"{given}: ")) from None
     tell(f"running {type(given.model).__name__}")
     try:
         return record(given, f"{argument} {shown(word)}")
@@ -70,21 +77,14 @@ def _given(word: str, argument: str) -> Any:
 
     from roundscope.attention.testing.foreign.user import function_named
     from roundscope.emu.testing.foreign import raised
-    from roundscope.operations.models.tape_file import is_tape
     from roundscope.operations.models.torch.recording import Side
 
     path = Path(word)
     if path.is_file():
-        if not is_tape(path):
-            raise bad(
-                argument,
-                word,
-                "holds no operations of a run; write it by"
-                ' roundscope.torch.capture(model, path, what="operations")',
-            )
         return path
     if ":" not in word or path.exists():
-        raise bad(argument, word, "must be a safetensors file, or module:function")
+        what = "" if path.exists() else "no such file; "
+        raise bad(argument, word, f"{what}must be a safetensors file, or module:function")
     function = function_named(word, argument)
     if not callable(function):
         raise bad(argument, word, "is no function; name one that returns (model, inputs)")

@@ -11,6 +11,7 @@ pytest.importorskip("transformers")
 from roundscope.operations.models.align import Incomparable
 from roundscope.operations.models.comparison import compare_tapes
 from roundscope.operations.models.torch.recording import Side, record
+from roundscope.torch import capture, compare
 from tests.attention.torch.models import pretrained
 from tests.operations.models import small
 
@@ -133,8 +134,32 @@ def test_a_batch_of_which_the_run_is_a_row():
 
 
 def test_other_tokens_are_refused():
-    with pytest.raises(Incomparable, match="tokens"):
-        compared(Side(small.llama(), IDS), Side(small.llama(), IDS + 1 - 2 * (IDS > 100).long()))
+    other = IDS.clone()
+    other[0, [5, 9]] = (IDS[0, [5, 9]] + 3) % 256
+    text = f"first differ in row 0 at token 5, {int(IDS[0, 5])} and {int(other[0, 5])};"
+    with pytest.raises(Incomparable, match=f"tokens: .*{text}"):
+        compared(Side(small.llama(), IDS), Side(small.llama(), other))
+
+
+def test_other_weights_are_refused():
+    """Of which the one that differs most is named."""
+    other = small.llama()
+    with torch.no_grad():
+        other.model.norm.weight += 2
+        other.lm_head.weight += 0.5
+    text = r"2 of \d+ parameters differ, model\.norm\.weight most, by up to 2"
+    with pytest.raises(Incomparable, match=text):
+        compared(Side(small.llama(), IDS), Side(other, IDS))
+
+
+def test_two_forward_passes_in_one_capture_are_told(tmp_path):
+    model, path, told = small.llama(), tmp_path / "twice.safetensors", []
+    with torch.no_grad(), capture(model, path, what="operations", tell=told.append):
+        model(IDS[:, :8])
+        model(IDS[:, :8])
+    assert "68 operations of 2 forward passes" in told[-1]
+    with pytest.raises(Incomparable, match=r"\(1, 8\) and \(1, 16\) \(A: 1 forward pass, B: 2 for"):
+        compare((model, IDS[:, :8]), path)
 
 
 def test_another_architecture_is_refused():

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 pytest.importorskip("transformers")
 
@@ -79,7 +80,7 @@ def test_equal_runs(capsys, tmp_path):
     [
         (
             ("nowhere.safetensors", f"{HERE}:plain"),
-            "must be a safetensors file, or module:function",
+            "A 'nowhere.safetensors': no such file; must be a safetensors file, or module:function",
         ),
         ((f"{HERE}:absent", f"{HERE}:plain"), "absent"),
         ((f"{HERE}:HERE", f"{HERE}:plain"), "no function"),
@@ -95,3 +96,13 @@ def test_equal_runs(capsys, tmp_path):
 def test_wrong_words_are_one_line(capsys, words, text):
     code, out, err = told(capsys, *words)
     assert code == 2 and not out and text in err and err.count("\n") == 1
+
+
+def test_a_file_of_something_else_is_refused(capsys, tmp_path):
+    junk, other = tmp_path / "junk.safetensors", tmp_path / "other.safetensors"
+    junk.write_bytes(b"no tensors at all")
+    save_file({"x": torch.ones(2)}, other)
+    for path, text in ((junk, "not a safetensors file"), (other, 'what="operations"')):
+        code, out, err = told(capsys, f"{HERE}:plain", str(path))
+        assert code == 2 and not out and f"B {str(path)!r}: " in err and text in err
+        assert err.count(str(path)) == 1
