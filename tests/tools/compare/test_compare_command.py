@@ -1,6 +1,7 @@
 """`roundscope compare`: the answer on the terminal, in JSON and on a page, and the exit codes."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,11 @@ from safetensors.torch import save_file
 pytest.importorskip("transformers")
 
 from roundscope.experiments.cli.main import main
-from roundscope.torch import capture
+from roundscope.operations.models.comparison import Flip
+from roundscope.tools.compare.options import CompareOptions
+from roundscope.tools.compare.report import report
+from roundscope.tools.report.html import page
+from roundscope.torch import capture, compare
 from tests.operations.models import small
 
 
@@ -61,9 +66,24 @@ def test_runs_that_differ(capsys, tmp_path):
     assert "rms_norm (A: cast before the weight; B: cast after the" in out
     page = (tmp_path / "report.html").read_text()
     assert "rms_norm" in page and "<svg" in page
+    assert "made here" in page and "noise<br>of alone" in page
+    decided, operations = (
+        page.index(f">{title}</h2>") for title in ("Decisions that differ", "Operations")
+    )
+    assert decided < operations and "±" not in out.split("what makes the difference")[0]
     data = json.loads((tmp_path / "compare.json").read_text())
     assert data["groups"][0]["share"] == pytest.approx(1) and not data["equal"]
     assert data["first"] == "rms_norm model.layers.0.input_layernorm"
+
+
+def test_of_many_decisions_the_first_are_shown():
+    found = compare(plain(), late())
+    many = replace(found, flips=tuple(Flip(t, "argmax", (1,), (2,), 0.5) for t in range(1300)))
+    told = report(CompareOptions(a="x", b="y"), many, 1.0)
+    shown = page(told)
+    assert "The first 12 of 1,300; compare.json has all." in shown
+    assert shown.count("<td>argmax") == 12 and len(told.data["flips"]) == 1300
+    assert "decisions that differ: 12 of 1,300" in [getattr(p, "title", "") for p in told.brief]
 
 
 def test_equal_runs(capsys, tmp_path):
