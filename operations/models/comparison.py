@@ -2,10 +2,10 @@
 and how much of the gap between their log-probabilities each of them is worth.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isnan, nan
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -34,6 +34,7 @@ TOP = 8  # the most probable tokens that are compared as a set
 FEW = 5  # names up to which all are told
 REPEATS = 4  # runs with other last bits, by which the noise of a share is measured
 NAMES: tuple[Name, Name] = ("a", "b")
+Digests: TypeAlias = Mapping[str, tuple[str, tuple[int, ...], str]]  # type, shape and digest
 Made = Literal["here", "inherited", "equal", "undecided"]
 
 
@@ -279,7 +280,7 @@ def _check(a: Tape, b: Tape) -> None:
     if (a.tokens is None) != (b.tokens is None):
         raise Incomparable("tokens: one run read tokens and the other one did not")
     weights = digested(a), digested(b)
-    _check_names(*weights)
+    _check_architectures(*weights)
     other = [
         name
         for name, one in weights[0].items()
@@ -330,8 +331,8 @@ def _apart(a: Tape, b: Tape, name: str) -> float:
     return inf if isnan(largest) else largest
 
 
-def _check_names(a: Collection[str], b: Collection[str]) -> None:
-    """Refuse runs that have fewer than half of their parameters in common by name.
+def _check_architectures(a: Digests, b: Digests) -> None:
+    """Refuse runs that have fewer than half of their parameters in common, by name or by shape.
 
     A run may have names that the other one has not, as where layers are fused, or none, as where
     the model is compiled as a whole.
@@ -346,6 +347,15 @@ def _check_names(a: Collection[str], b: Collection[str]) -> None:
         raise Incomparable(
             f"parameter names differ: two architectures, or one inside another module ({told});"
             " compare runs of the same model class"
+        )
+    common = [name for name in a if name in b]
+    other = [name for name in common if a[name][1] != b[name][1]]
+    if 2 * len(other) > len(common):
+        one, two = a[other[0]][1], b[other[0]][1]
+        raise Incomparable(
+            f"parameter shapes differ: two architectures ({len(other)} of {len(common)}, such as"
+            f" {other[0].removeprefix(PARAMETER)!r}, {one} and {two}); compare runs of the same"
+            " model"
         )
 
 

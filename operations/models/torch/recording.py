@@ -434,7 +434,7 @@ def _check_tokens(name: str, inputs: Any) -> None:
     if not is_whole:
         repair = "give x.long()"
     if is_bare:
-        repair += f"{', ' if repair else 'give '}a dictionary for arguments that are no tokens"
+        repair += f"{', or ' if repair else 'give '}a dictionary for arguments that are no tokens"
     raise ValueError(
         f"{name}: {argument} {_kind(x)}: tokens must be whole numbers of shape (B, T)"
         + (f"; {repair}" if repair else "")

@@ -175,6 +175,11 @@ def test_another_architecture_is_refused():
     assert "A alone has" in told and "'transformer." in told
 
 
+def test_another_width_is_refused():
+    with pytest.raises(Incomparable, match=r"^parameter shapes differ.*\((\d+) of \1, such as"):
+        compared(Side(small.llama(), IDS), Side(small.llama(width=128), IDS))
+
+
 def in_each_mlp(make):
     def changed(model):
         for path, module in model.named_modules():
