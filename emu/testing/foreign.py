@@ -64,7 +64,7 @@ def raised(error: BaseException) -> str:
     if isinstance(error, ForeignError):
         return error.words.removeprefix("raised ")
     installed = ("site-packages", "dist-packages", "<")
-    ours = [OURS / part for part in ("emu", "attention", "experiments")]
+    ours = [OURS / part for part in ("emu", "attention", "operations", "experiments")]
     frames = [
         f
         for f in traceback.extract_tb((error.__cause__ or error).__traceback__)

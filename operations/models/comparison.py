@@ -2,10 +2,10 @@
 and how much of the gap between their log-probabilities each of them is worth.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan, nan
-from typing import Any, Literal, NamedTuple
+from math import inf, isnan, nan
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from roundscope.operations.models.align import (
     Name,
     Slot,
     align,
+    ending,
     title,
 )
 from roundscope.operations.models.replay import (
@@ -33,6 +34,7 @@ TOP = 8  # the most probable tokens that are compared as a set
 FEW = 5  # names up to which all are told
 REPEATS = 4  # runs with other last bits, by which the noise of a share is measured
 NAMES: tuple[Name, Name] = ("a", "b")
+Digests: TypeAlias = Mapping[str, tuple[str, tuple[int, ...], str]]  # type, shape and digest
 Made = Literal["here", "inherited", "equal", "undecided"]
 
 
@@ -47,7 +49,8 @@ class Row(NamedTuple):
         made: "equal" results; a difference made "here", where the first run's arithmetic gives
             other results on the second run's inputs; "inherited" from its inputs; or "undecided".
         differ: The share of its numbers that differ, on the same inputs if it is made here.
-        ulps: The largest difference of these, in units of the last place of the coarser type.
+        ulps: The largest difference of these, in units of the last place of the coarser type; 0
+            too where one side's log-probabilities are computed in binary64 and not rounded.
     """
 
     number: int
@@ -214,8 +217,8 @@ def compare_tapes(
             )
             raise Incomparable(f"{_title(replay.alignment, number)}: only one run reads {names}")
     tell("running both runs again")
-    for tape in (a, b):
-        check_replays(tape)
+    for tape, name in ((a, "A"), (b, "B")):
+        check_replays(tape, name)
     tell("comparing operations")
     rows = [_row(replay, number) for number in range(len(replay.pairs))]
     rows = [row for row in rows if row.operation]
@@ -282,22 +285,59 @@ def _check(a: Tape, b: Tape) -> None:
     if (a.tokens is None) != (b.tokens is None):
         raise Incomparable("tokens: one run read tokens and the other one did not")
     weights = digested(a), digested(b)
-    _check_names(*weights)
-    for name, one in weights[0].items():
-        two = weights[1].get(name, one)
-        if one[:2] == two[:2] and one[2] != two[2]:
-            raise Incomparable(f"{name}: the runs are of other weights")
+    _check_architectures(*weights)
+    other = [
+        name
+        for name, one in weights[0].items()
+        if one[:2] == (two := weights[1].get(name, one))[:2] and one[2] != two[2]
+    ]
+    if other:
+        largest, name = max((_apart(a, b, name), name) for name in other)
+        name = name.removeprefix(PARAMETER)
+        which = f"such as {name}" if largest < 0 else f"{name} most, by up to {largest:.3g}"
+        raise Incomparable(
+            f"weights: the runs are of other ones: {len(other)} of {len(weights[0])} parameters"
+            f" differ, {which}; give both the same"
+        )
     if a.tokens is not None and b.tokens is not None:
         n = min(len(a.tokens), len(b.tokens))
         x, y = (t.tokens[t.row * n : t.row * n + n] for t in (a, b))  # type: ignore[index]
-        if x.shape != y.shape or (x != y).any():
+        where = ""
+        if x.shape != y.shape:
+            where = f"their shapes are {x.shape} and {y.shape}"
+        elif (x != y).any():
+            row, t = map(int, np.argwhere(x != y)[0])
+            where = f"they first differ in row {row} at token {t}, {x[row, t]} and {y[row, t]}"
+        if where:
+            passes = f" ({_passes(a, b)})" if max(a.steps, b.steps) > 1 else ""
             raise Incomparable(
-                f"tokens: the runs read other ones, {x.shape} and {y.shape}; give both the same"
+                f"tokens: the runs read other ones: {where}{passes}; give both the same"
             )
 
 
-def _check_names(a: Collection[str], b: Collection[str]) -> None:
-    """Refuse runs that have fewer than half of their parameters in common by name.
+def _passes(a: Tape, b: Tape) -> str:
+    """Return how many forward passes there are in words."""
+    words = [f"{n} forward pass{'es' * (n > 1)}" for n in (a.steps, b.steps)]
+    return (
+        f"A: {words[0]}, B: {words[1]}; all passes of a capture are read as one sequence, so call"
+        " the model once where they are not parts of one"
+    )
+
+
+def _apart(a: Tape, b: Tape, name: str) -> float:
+    """Return the largest difference of a parameter; -1 if a file has no weights, and inf of NaN."""
+    found = []
+    for tape in (a, b):
+        value = next(i for i, value in enumerate(tape.values) if value.name == name)
+        if tape.values[value].array is None:
+            return -1.0
+        found.append(wide(tape.numpy(value)))
+    largest = float(np.abs(found[0] - found[1]).max(initial=0.0))
+    return inf if isnan(largest) else largest
+
+
+def _check_architectures(a: Digests, b: Digests) -> None:
+    """Refuse runs that have fewer than half of their parameters in common, by name or by shape.
 
     A run may have names that the other one has not, as where layers are fused, or none, as where
     the model is compiled as a whole.
@@ -312,6 +352,15 @@ def _check_names(a: Collection[str], b: Collection[str]) -> None:
         raise Incomparable(
             f"parameter names differ: two architectures, or one inside another module ({told});"
             " compare runs of the same model class"
+        )
+    common = [name for name in a if name in b]
+    other = [name for name in common if a[name][1] != b[name][1]]
+    if 2 * len(other) > len(common):
+        one, two = a[other[0]][1], b[other[0]][1]
+        raise Incomparable(
+            f"parameter shapes differ: two architectures ({len(other)} of {len(common)}, such as"
+            f" {other[0].removeprefix(PARAMETER)!r}, {one} and {two}); compare runs of the same"
+            " model"
         )
 
 
@@ -377,7 +426,13 @@ def _row(replay: Replay, number: int) -> Row:
                 made = "inherited"
         except NotRunnable:
             made = "here" if reads_equal else "undecided"
-    differ, ulps = _differences(own, other)
+    types = None
+    if is_last:  # its numbers are in binary64
+        ends = [tape.numpy(ending(tape)).dtype for tape in (a, b)]
+        types = min(ends, key=lambda dtype: dtype.itemsize)
+    differ, ulps = _differences(own, other, types)
+    if is_last and _has_default(a) != _has_default(b):
+        ulps = 0.0  # one of them is not rounded to the type of the other
     is_shown = bool(longer) or made in ("here", "undecided")
     operation = _summed([entry.operation for entry in longer]) or "end"
     return Row(
@@ -403,12 +458,16 @@ def _summed(words: Sequence[str]) -> str:
     return " + ".join(each)
 
 
-def _differences(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the share of numbers that differ, and the largest difference in ulps."""
+def _differences(
+    x: Sequence[np.ndarray], y: Sequence[np.ndarray], dtype: np.dtype | None = None
+) -> tuple[float, float]:
+    """Return the share of numbers that differ, and the largest difference in ulps of a type, by
+    default the coarser one.
+    """
     count = total = 0
     largest = 0.0
     for one, two in zip(x, y, strict=True):
-        narrow = min((one.dtype, two.dtype), key=lambda dtype: dtype.itemsize)
+        narrow = dtype or min((one.dtype, two.dtype), key=lambda dtype: dtype.itemsize)
         u, v = wide(one), wide(two)
         unequal = (u != v) & ~(np.isnan(u) & np.isnan(v))
         count, total = count + int(unequal.sum()), total + u.size
@@ -468,10 +527,14 @@ def _words(replay: Replay, number: int, identify: Callable[[Tape, int], str]) ->
         tape = replay.alignment.tape(name)
         entries = [tape.entries[n] for n in getattr(replay.pairs[number], name)[0]]
         exact = identify(tape, entries[0].number) if len(entries) == 1 else ""
-        words.append(exact or _functions(entries))
+        is_default = not entries and _has_default(tape)
+        words.append(exact or ("in binary64 (the default)" if is_default else _functions(entries)))
         types.append(tape.values[entries[-1].outputs[0]].dtype if entries else "")
     if types[0] != types[1]:
-        words = [f"{text} in {dtype}".strip() for text, dtype in zip(words, types, strict=True)]
+        words = [
+            f"{text} in {dtype}" if dtype else text
+            for text, dtype in zip(words, types, strict=True)
+        ]
     elif words[0] == words[1]:
         words = [
             f"{text}{how}" for text, how in zip(words, _ways(replay.alignment, number), strict=True)
@@ -562,6 +625,16 @@ def _notes(a: Tape, b: Tape) -> list[str]:
         for name in sorted({*a.about, *b.about})
         if a.about.get(name) != b.about.get(name)
     ]
-    if a.logprobs is None and a.tokens is not None:
-        notes.append("the log-probabilities are computed from the logits in binary64")
+    if max(a.steps, b.steps) > 1:
+        notes.append(_passes(a, b))
+    if sides := [name for name, tape in (("A", a), ("B", b)) if _has_default(tape)]:
+        notes.append(
+            f"{' and '.join(sides)}: the log-probabilities are computed from the logits in"
+            " binary64, the default"
+        )
     return notes
+
+
+def _has_default(tape: Tape) -> bool:
+    """Return whether the log-probabilities of a run are computed here, from its logits."""
+    return tape.logprobs is None and tape.logits is not None

@@ -26,8 +26,12 @@ class NotRunnable(RuntimeError):
     """An operation that cannot run on other inputs than those that were captured."""
 
 
-def check_replays(tape: Tape) -> None:
+def check_replays(tape: Tape, name: str = "run") -> None:
     """Run every entry of a tape that can run again, and compare every bit of every result.
+
+    Args:
+        tape: The tape.
+        name: What the run is called in an error message.
 
     Raises:
         ReplayError: One differs; it is named.
@@ -41,9 +45,9 @@ def check_replays(tape: Tape) -> None:
         for value, x in zip(entry.outputs, again, strict=True):
             if not same(tape.numpy(value), tape.arrays.numpy(x)):
                 raise ReplayError(
-                    f"{entry.title}, entry {entry.number} ({entry.function}): run again on the same"
-                    " inputs it gives other bits; make it deterministic (dropout off, one thread,"
-                    " no atomics), or compare runs without it"
+                    f"{name}: {entry.title}, entry {entry.number} ({entry.function}): run again on"
+                    " the same inputs it gives other bits; make it deterministic (model.eval() for"
+                    " dropout, one thread, no atomics), or compare runs without it"
                 )
 
 

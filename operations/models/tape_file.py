@@ -73,7 +73,8 @@ def save_tape(
         repair = "give weights=False, fewer tokens, or a larger limit="
         raise ValueError(f"{path}: {size / 1e6:,.0f} MB, more than limit={limit}: {repair}")
     if tell is not None:
-        tell(f"{path}: {len(tape.counted):,} operations, {size / 1e6:,.1f} MB")
+        passes = f" of {tape.steps} forward passes" if tape.steps > 1 else ""
+        tell(f"{path}: {len(tape.counted):,} operations{passes}, {size / 1e6:,.1f} MB")
     data = {
         "entries": [_written(entry) for entry in tape.entries],
         "values": [
@@ -97,17 +98,6 @@ def save_tape(
     save_tensors(path, tensors, {"format": FORMAT, "tape": json.dumps(data)})
 
 
-def is_tape(path: Path) -> bool:
-    """Return whether a file is one of ours."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "np") as file:
-            return (file.metadata() or {}).get("format") == FORMAT
-    except SafetensorError:
-        return False
-
-
 def load_tape(path: Path) -> Tape:
     """Read a tape from a file. Its operations cannot run until a library revives them.
 
@@ -127,7 +117,7 @@ def load_tape(path: Path) -> Tape:
                 )
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(f"{path}: it is no safetensors file, or a damaged one: {error}") from None
+        raise ValueError(f"{path}: not a safetensors file, or a damaged one: {error}") from None
     try:
         data = parsed(about.get("tape", ""))
     except ValueError as error:

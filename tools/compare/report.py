@@ -5,8 +5,9 @@ from math import isnan
 from typing import Any
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
-from roundscope.operations.models.comparison import Comparison, Group, Row
+from roundscope.operations.models.comparison import TOP, Comparison, Group, Row
 from roundscope.tools.compare.options import CompareOptions
 from roundscope.tools.report import pictures
 from roundscope.tools.report.model import (
@@ -16,6 +17,7 @@ from roundscope.tools.report.model import (
     Opening,
     Part,
     Picture,
+    Points,
     Report,
     Section,
     Table,
@@ -27,17 +29,53 @@ from roundscope.tools.results.machine import all_versions, command_line
 
 RECORD = "compare.json"
 SCHEMA = "roundscope-compare-1"
-FEW = 12  # how many rows and decisions the terminal shows
+FEW = 12  # how many decisions are shown, and how many rows on the terminal
 MOODS: dict[str, Mood] = {"here": "bad", "inherited": "note", "equal": "good", "undecided": "warn"}
+MADE = {"here": "made here"}  # where the word of a column is another one
 READ = (
-    "Both runs are run again, operation by operation. An operation makes a difference here if the"
-    " arithmetic of A gives other results on the inputs that it had in B; it inherits one if that"
-    " arithmetic gives the results of B. The share of a group is its part of the gap of the"
-    " log-probabilities, by Shapley's value: A is run again with every set of the groups put in,"
-    " and with all of them it is B. Alone is the gap with only this group put in, and without is"
-    " what is missing where all others are put in; these need not add up. The noise is how far"
-    " alone moves if last bits of the group's results are others: a share below it is not told"
-    " apart."
+    (
+        "made",
+        "Both runs are run again, operation by operation. A difference is made here if the"
+        " arithmetic of A gives other results on the inputs that the operation had in B; it is"
+        " inherited if that arithmetic gives the results of B, so that only the inputs differ;"
+        " it is undecided if the arithmetic of A cannot run on other inputs.",
+    ),
+    (
+        "differ, ulps",
+        "The part of an operation's numbers that differ, and the largest difference in units"
+        " in the last place (ulps), the steps between neighbouring numbers of the coarser of"
+        " both types.",
+    ),
+    (
+        "gap",
+        "The log-probabilities of B minus those of A, by token; of a model without tokens,"
+        " its outputs.",
+    ),
+    (
+        "share",
+        "The contribution of a group of operations to the gap. A is run again with the"
+        " arithmetic of B in the group; how far the log-probabilities move is projected on the"
+        " gap and divided by its length. The share is the mean of this over the orders in"
+        " which the groups can be put in (Shapley's value; of more than four groups, over two"
+        " orders). With all groups put in, A is B, so the shares add up to the gap but for"
+        " what is not attributed. A share is negative if its group makes the gap smaller.",
+    ),
+    (
+        "alone, without",
+        "The part of the gap with this group alone put in, and what is missing from it where"
+        " all others are put in. These need not add up.",
+    ),
+    (
+        "noise of alone",
+        "How far alone moves if last bits of the group's results are others. It is measured"
+        " of alone, and is no error of the share; a share below it is not told apart.",
+    ),
+    (
+        f"argmax, top-{TOP}, margin",
+        f"The most probable token, and the set of the {TOP} most probable ones, where they differ."
+        " The margin is the difference of A's logits by which that was decided; a small one can"
+        " turn by rounding alone.",
+    ),
 )
 
 
@@ -46,14 +84,17 @@ def report(asked: CompareOptions, found: Comparison, seconds: float) -> Report:
     mood: Mood = "good" if found.equal else "bad"
     opening = Opening(found.sentence, _number(found), mood=mood)
     differing = [row for row in found.rows if row.made != "equal"]
-    parts: list[Part] = [Folded("How to read this page", notes(READ))]
+    parts: list[Part] = [Folded("How to read this page", [Points(READ)])]
     if found.groups:
         parts.append(Section("What makes the difference", [_groups(found)]))
     if differing:
         parts.append(_picture(found))
-        parts.append(Section("Operations", [_rows(found.rows)]))
     if found.flips:
-        parts.append(Section("Decisions that differ", [_flips(found, len(found.flips))]))
+        more = len(found.flips) > FEW
+        rest = f"The first {FEW} of {len(found.flips):,}; compare.json has all." if more else ""
+        parts.append(Section("Decisions that differ", [_flips(found, FEW), *notes(rest)]))
+    if differing:
+        parts.append(Section("Operations", [_rows(found.rows)]))
     parts += notes(*found.notes)
     brief: list[Part] = [Text(found.sentence, mood), Text(_number(found))]
     if found.groups:
@@ -107,8 +148,9 @@ def _groups(found: Comparison) -> Table:
             f"± {group.noise:.0%}" if not isnan(group.share) else "",
         )
 
-    heads = ("operation", "A", "B", "times", "share", "alone", "without", "noise")
-    return Table(heads, [row(group) for group in found.groups], title="what makes the difference")
+    heads = ("operation", "A", "B", "times", "share", "alone", "without", "noise\nof alone")
+    rows = [row(group) for group in found.groups]
+    return Table(heads, rows, title="what makes the difference", is_prose=True)
 
 
 def _rows(rows: Sequence[Row], title: str = "") -> Table:
@@ -116,7 +158,7 @@ def _rows(rows: Sequence[Row], title: str = "") -> Table:
         (
             str(row.number),
             row.title,
-            Cell(row.made, MOODS[row.made]),
+            Cell(MADE.get(row.made, row.made), MOODS[row.made]),
             f"{row.differ:.1%}" if row.differ else "",
             f"{row.ulps:.3g}" if row.ulps else "",
         )
@@ -137,7 +179,8 @@ def _flips(found: Comparison, count: int) -> Table:
         )
         for flip in found.flips[:count]
     ]
-    title = f"decisions that differ: {len(found.flips)}"
+    total = len(found.flips)
+    title = f"decisions that differ: {f'{count} of ' if count < total else ''}{total:,}"
     return Table(("token", "decision", "only A", "only B", "margin"), cells, title=title)
 
 
@@ -161,6 +204,8 @@ def _picture(found: Comparison) -> Picture:
     pictures.bars(below, np.arange(len(gap), dtype=float), gap, 0.9, facecolors=pictures.DOWN)
     below.set_xlabel("token" if found.is_logprobs else "number of the output")
     below.set_ylabel("|gap|")
+    for axes in (above, below):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     caption = (
         "Above, the largest difference of each operation's results, red where it is made, grey"
         " where it is inherited, yellow where that is not decided. Below, the gap by token."

@@ -32,7 +32,8 @@ def compare(a: Given, b: Given, *, tell: Callable[[str], None] = lambda text: No
 
     Raises:
         TypeError: a or b is none of these.
-        ValueError: They are of other tokens or weights, or have no operations in common
+        ValueError: A model or a function of a side raised an error, or returned something else; or
+            the runs are of other tokens or weights, or have no operations in common
             (`Incomparable`).
         RuntimeError: A run, run again, gives other bits (`ReplayError`).
 
@@ -61,4 +62,4 @@ def _tape(given: Given, name: str, tell: Callable[[str], None]) -> Tape:
             f"{name}: {shown(given)}, must be (model, inputs), a Side, or the path of a file"
         )
     tell(f"running {type(given.model).__name__}")
-    return record(given)
+    return record(given, name)

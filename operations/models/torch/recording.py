@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import (
     TorchFunctionMode,
     _get_current_function_mode_stack,
@@ -32,6 +33,7 @@ from roundscope.attention.torch.call import Call
 from roundscope.attention.torch.calls import intercept
 from roundscope.attention.torch.discovery import attention_layers
 from roundscope.emu.shown import shown
+from roundscope.emu.testing.foreign import raised
 from roundscope.operations.models.tape import (
     EXACT,
     INPUT,
@@ -56,6 +58,8 @@ from roundscope.operations.models.torch.scopes import (
     wrap,
 )
 
+RUN = "run= a function that returns the model's logits"
+LOGPROBS = "logprobs= a function that computes them from the logits by functions of PyTorch"
 SETTINGS = ("eps", "variance_epsilon")  # of norms
 OF_CALLS = ("is_causal", "scale", "dropout", "window", "softcap")
 
@@ -178,8 +182,8 @@ class Recorder(TorchFunctionMode):
         self.values.append(value)
         return number
 
-    def value_of(self, x: Tensor) -> int:
-        """Return the value that a tensor is.
+    def value_of(self, x: Tensor, what: str = "the result", repair: str = RUN) -> int:
+        """Return the value that a tensor is; what, repair: for the message if it is none.
 
         Raises:
             ValueError: No entry of the tape has made it.
@@ -189,8 +193,7 @@ class Recorder(TorchFunctionMode):
         self.is_silent = False
         if key not in self.known:
             raise ValueError(
-                "the result: no function of PyTorch that was seen has made it; give run= a function"
-                " that returns the model's logits"
+                f"{what}: no function of PyTorch that was seen has made it; give {repair}"
             )
         return self.known[key]
 
@@ -242,14 +245,21 @@ def _alone(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 @contextmanager
-def recording(model: nn.Module) -> Iterator[Recorder]:
-    """Record what a model computes in this context.
+def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
+    """Record what a model computes in this context; name: what an error message calls it.
 
     Raises:
         TypeError: `model` is not an `nn.Module`.
+        ValueError: It has active dropout, so that no run of it repeats.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model: {shown(model)}, must be a torch.nn.Module")
+        raise TypeError(f"{name}: {shown(model)}, must be a torch.nn.Module")
+    for path, module in model.named_modules():
+        if isinstance(module, _DropoutNd) and module.training and module.p > 0:
+            raise ValueError(
+                f"{name}: its dropout {path or type(module).__name__!r} is active (p = {module.p}),"
+                " so no run of it repeats; call model.eval() first"
+            )
     named: list[tuple[str, Tensor]] = [*model.named_parameters(remove_duplicate=False)]
     named += [*model.named_buffers(remove_duplicate=False)]
     recorder = Recorder({id(x): plain_path(path) for path, x in reversed(named)})
@@ -351,30 +361,128 @@ def _attending(model: nn.Module) -> list[Any]:
         return []
 
 
-def record(side: Side) -> Tape:
+def record(side: Side, name: str = "run") -> Tape:
     """Run a model as a side says, and return the tape.
+
+    Args:
+        side: It.
+        name: What the run is called in an error message.
 
     Raises:
         TypeError: The model or the inputs are of another type.
-        ValueError: What the run returned is no tensor that it made, or has no logits.
+        ValueError: The model, `run` or `logprobs` raised an error, or returned what cannot be
+            compared.
     """
     inputs, model = side.inputs, side.model
     if not isinstance(inputs, Tensor | Mapping):
-        raise TypeError(f"inputs: {shown(inputs)}, must be a tensor or a dictionary of arguments")
-    with torch.no_grad(), recording(model) as recorder:
+        raise TypeError(
+            f"{name}: inputs {shown(inputs)}: must be a tensor or a dictionary of arguments"
+        )
+    _check_tokens(name, inputs)
+    tokens = _tokens(inputs)
+    with torch.no_grad(), recording(model, f"{name}: model") as recorder:
         if side.run is not None:
-            out = side.run(model, inputs)
+            out = _called(name, "run=", side.run, model, inputs)
         elif isinstance(inputs, Tensor):
-            out = model(inputs)
+            out = _called(name, "the model", model, inputs)
         else:
-            out = model(**inputs)
-        result, tokens = _result(out), _tokens(inputs)
+            out = _called(name, "the model", model, **inputs)
+        with _without_modes():
+            result = _checked_result(name, out, None if side.run is None else tokens)
         logprobs = None
         if side.logprobs is not None:
             if tokens is None:
-                raise ValueError("inputs: logprobs= needs tokens of whole numbers among them")
-            logprobs = side.logprobs(result, tokens)
-    return _tape(recorder, model, result, tokens, logprobs, side.row)
+                raise ValueError(
+                    f"{name}: logprobs= needs tokens of whole numbers among the inputs"
+                )
+            logprobs = _called(name, "logprobs=", side.logprobs, result, tokens)
+            with _without_modes():
+                _check_logprobs(name, logprobs, tokens)
+    try:
+        return _tape(recorder, model, result, tokens, logprobs, side.row)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _called(name: str, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return what a user's function returns.
+
+    Raises:
+        ValueError: It raised an error, which is the cause.
+    """
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:  # whatever it raises
+        raise ValueError(f"{name}: {what} raised {raised(error)}") from error
+
+
+def _check_tokens(name: str, inputs: Any) -> None:
+    """Refuse tokens that are not whole numbers (B, T).
+
+    Raises:
+        ValueError: The tensor, or the argument `input_ids`, is something else.
+    """
+    is_bare = isinstance(inputs, Tensor)
+    x = inputs if is_bare else inputs.get("input_ids")
+    if not isinstance(x, Tensor):
+        return
+    is_whole = not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+    if is_whole and x.dim() == 2 and x.numel():
+        return
+    argument = "inputs" if is_bare else "inputs['input_ids']"
+    repair = "give x[None] for one sequence" if is_whole and x.dim() == 1 else ""
+    if not is_whole:
+        repair = "give x.long()"
+    if is_bare:
+        repair += f"{', or ' if repair else 'give '}a dictionary for arguments that are no tokens"
+    raise ValueError(
+        f"{name}: {argument} {_kind(x)}: tokens must be whole numbers of shape (B, T)"
+        + (f"; {repair}" if repair else "")
+    )
+
+
+def _checked_result(name: str, out: Any, tokens: Tensor | None) -> Tensor:
+    """Return the logits, or the first tensor, of what a run returned.
+
+    Args:
+        name: What the run is called.
+        out: What it returned.
+        tokens: Of a function `run=` the tokens, each of which must have logits.
+
+    Raises:
+        ValueError: There are none.
+    """
+    wanted = ""
+    if tokens is not None:
+        b, t = tokens.shape
+        wanted = f", must return logits ({b}, {t}, vocabulary), of every token"
+    what = "the model" if tokens is None else "run="
+    try:
+        result = _result(out)
+    except ValueError:
+        raise ValueError(f"{name}: {what} returned {_kind(out)}{wanted or ', no tensor'}") from None
+    if tokens is not None and (result.dim() != 3 or result.shape[:2] != tokens.shape):
+        raise ValueError(f"{name}: run= returned {_kind(result)}{wanted}")
+    return result
+
+
+def _check_logprobs(name: str, logprobs: Any, tokens: Tensor) -> None:
+    """Refuse what a function `logprobs=` returned if it has not a number of each token but one.
+
+    Raises:
+        ValueError: It has another type or shape.
+    """
+    wanted = (tokens.shape[0], tokens.shape[1] - 1)
+    if not isinstance(logprobs, Tensor) or tuple(logprobs.shape) != wanted:
+        raise ValueError(
+            f"{name}: logprobs= returned {_kind(logprobs)}, must return a tensor {wanted}, of each"
+            " token but the first its log-probability"
+        )
+
+
+def _kind(x: Any) -> str:
+    """Return a tensor's type and shape in words, or another value as errors show it."""
+    return f"{dtype_named(x)} {tuple(x.shape)}" if isinstance(x, Tensor) else shown(x)
 
 
 def _tape(
@@ -386,7 +494,9 @@ def _tape(
     row: int = 0,
 ) -> Tape:
     """Return what was recorded, with what it ended with."""
-    value = recorder.value_of(result)
+    value, own = recorder.value_of(result), None
+    if logprobs is not None:
+        own = recorder.value_of(logprobs, "the log-probabilities", LOGPROBS)
     # each token a row of the vocabulary
     has_logits = tokens is not None and result.dim() == 3 and result.shape[:2] == tokens.shape
     return Tape(
@@ -394,7 +504,7 @@ def _tape(
         values=recorder.values,
         tokens=None if tokens is None else tokens.detach().cpu().numpy(),
         logits=value if has_logits else None,
-        logprobs=None if logprobs is None else recorder.value_of(logprobs),
+        logprobs=own,
         output=value,
         about=about(model, result.device),
         runners=recorder.runners,
@@ -431,7 +541,8 @@ def capture_operations(
 
     Raises:
         TypeError: `model` is not an `nn.Module`.
-        ValueError: A path that cannot be written, or a file that would be too large.
+        ValueError: A path that cannot be written, a file that would be too large, or a model whose
+            dropout is active.
         RuntimeError: The model did not run.
     """
     file = file_given(path)

@@ -11,6 +11,7 @@ pytest.importorskip("transformers")
 from roundscope.operations.models.align import Incomparable
 from roundscope.operations.models.comparison import compare_tapes
 from roundscope.operations.models.torch.recording import Side, record
+from roundscope.torch import capture, compare
 from tests.attention.torch.models import pretrained
 from tests.operations.models import small
 
@@ -95,6 +96,28 @@ def test_log_softmax_in_bf16():
     ]
     found = compared(*sides)
     assert made_here(found) == {"log_softmax"} and found.kl == 0
+    (row,) = [row for row in found.rows if row.made == "here"]
+    with torch.no_grad():
+        logits = small.llama()(IDS).logits
+    tables = [
+        torch.log_softmax(logits[:, :-1].to(dtype), -1).double()
+        for dtype in (torch.float32, torch.bfloat16)
+    ]
+    digits = torch.frexp(torch.maximum(*(x.abs() for x in tables)))[1]  # of 8 of BF16
+    ulps = (tables[0] - tables[1]).abs() / 2.0 ** (digits - 8)
+    assert row.ulps == pytest.approx(float(ulps.max()))
+
+
+def test_log_softmax_of_one_side():
+    plain, own = Side(small.llama(), IDS), small.log_softmax(torch.bfloat16)
+    found = compared(plain, Side(small.llama(), IDS, logprobs=own))
+    assert "(A: in binary64 (the default); B: log_softmax in bfloat16)" in found.sentence
+    (row,) = [row for row in found.rows if row.made == "here"]
+    assert (row.ulps, row.differ > 0) == (0.0, True)
+    (note,) = found.notes
+    assert note.startswith("A: the log-probabilities are computed")
+    (note,) = compared(plain, plain).notes
+    assert note.startswith("A and B: the log-prob")
 
 
 def test_one_token_after_the_other():
@@ -111,8 +134,32 @@ def test_a_batch_of_which_the_run_is_a_row():
 
 
 def test_other_tokens_are_refused():
-    with pytest.raises(Incomparable, match="tokens"):
-        compared(Side(small.llama(), IDS), Side(small.llama(), IDS + 1 - 2 * (IDS > 100).long()))
+    other = IDS.clone()
+    other[0, [5, 9]] = (IDS[0, [5, 9]] + 3) % 256
+    text = f"first differ in row 0 at token 5, {int(IDS[0, 5])} and {int(other[0, 5])};"
+    with pytest.raises(Incomparable, match=f"tokens: .*{text}"):
+        compared(Side(small.llama(), IDS), Side(small.llama(), other))
+
+
+def test_other_weights_are_refused():
+    """Of which the one that differs most is named."""
+    other = small.llama()
+    with torch.no_grad():
+        other.model.norm.weight += 2
+        other.lm_head.weight += 0.5
+    text = r"2 of \d+ parameters differ, model\.norm\.weight most, by up to 2"
+    with pytest.raises(Incomparable, match=text):
+        compared(Side(small.llama(), IDS), Side(other, IDS))
+
+
+def test_two_forward_passes_in_one_capture_are_told(tmp_path):
+    model, path, told = small.llama(), tmp_path / "twice.safetensors", []
+    with torch.no_grad(), capture(model, path, what="operations", tell=told.append):
+        model(IDS[:, :8])
+        model(IDS[:, :8])
+    assert "68 operations of 2 forward passes" in told[-1]
+    with pytest.raises(Incomparable, match=r"\(1, 8\) and \(1, 16\) \(A: 1 forward pass, B: 2 for"):
+        compare((model, IDS[:, :8]), path)
 
 
 def test_another_architecture_is_refused():
@@ -126,6 +173,11 @@ def test_another_architecture_is_refused():
     [count, name] = re.search(r"B alone has (\d+), such as '(.*?)'", told).groups()
     assert int(count) >= len(ours) - 1 and name in ours
     assert "A alone has" in told and "'transformer." in told
+
+
+def test_another_width_is_refused():
+    with pytest.raises(Incomparable, match=r"^parameter shapes differ.*\((\d+) of \1, such as"):
+        compared(Side(small.llama(), IDS), Side(small.llama(width=128), IDS))
 
 
 def in_each_mlp(make):

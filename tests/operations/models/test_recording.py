@@ -7,9 +7,11 @@ pytest.importorskip("transformers")
 
 from roundscope.operations.models.replay import ReplayError, check_replays
 from roundscope.operations.models.tape import UNKNOWN
-from roundscope.operations.models.torch.recording import Side, record
+from roundscope.operations.models.torch.recording import Side, capture_operations, record
 from tests.attention.torch.models import gpt, pretrained
 from tests.operations.models.small import llama, tokens
+
+ZEROS = torch.zeros(1, 7)
 
 
 def bits(x):
@@ -68,11 +70,66 @@ def test_writes_in_place_are_values_of_their_own():
     assert [e.operation for e in tape.counted] == ["mul", "mul", "add", "mul"]
 
 
+@pytest.mark.parametrize(
+    ("inputs", "given", "text"),
+    [
+        (tokens(1, 8).float(), {}, r"A: inputs float32 \(1, 8\): tokens must be whole .* x.long"),
+        (tokens(1, 8)[0], {}, r"A: inputs int64 \(8,\): .* \(B, T\); give x\[None\]"),
+        ({"input_ids": tokens(1, 8).float()}, {}, r"A: inputs\['input_ids'\] float32"),
+        (tokens(1, 8) + 256, {}, "A: the model raised IndexError"),
+        (tokens(1, 8), {"run": lambda m, x: 1 / 0}, "A: run= raised ZeroDivisionError"),
+        (
+            tokens(1, 8),
+            {"run": lambda m, x: 7},
+            r"A: run= returned 7, must return logits \(1, 8, v",
+        ),
+        (
+            tokens(1, 8),
+            {"run": lambda m, x: m(x).logits[:, -1]},
+            r"A: run= returned bfloat16 \(1, 256\), must return logits \(1, 8, vocabulary\)",
+        ),
+        (
+            tokens(1, 8),
+            {"logprobs": lambda x, ids: "no"},
+            r"A: logprobs= returned 'no', must return a tensor \(1, 7\)",
+        ),
+        (
+            tokens(1, 8),
+            {"logprobs": lambda x, ids: x.log_softmax(-1)},
+            r"A: logprobs= returned bfloat16 \(1, 8, 256\), must return a tensor \(1, 7\)",
+        ),
+        (tokens(1, 8), {"logprobs": lambda x, ids: x.no}, "A: logprobs= raised AttributeError"),
+        (
+            tokens(1, 8),
+            {"logprobs": lambda x, ids: ZEROS},
+            "A: the log-probabilities: no function of PyTorch that was seen has made it",
+        ),
+    ],
+)
+def test_what_a_user_gives_is_refused_by_its_argument(inputs, given, text):
+    with pytest.raises(ValueError, match=text):
+        record(Side(llama(layers=1), inputs, **given), "A")
+
+
 def test_a_run_that_is_not_deterministic_is_named():
     class Noisy(torch.nn.Module):
         def forward(self, x):
             return torch.nn.functional.dropout(x * 2, 0.5)
 
     tape = record(Side(Noisy(), {"x": torch.ones(64)}))
-    with pytest.raises(ReplayError, match="dropout"):
-        check_replays(tape)
+    with pytest.raises(ReplayError, match=r"^B: .*dropout.*model\.eval\(\)"):
+        check_replays(tape, "B")
+
+
+def test_active_dropout_is_refused_before_the_run(tmp_path):
+    model, path = pretrained("gpt2").train(), tmp_path / "a.safetensors"
+    model.transformer.drop.p = 0.1
+    text = r"its dropout 'transformer\.drop' is active .* model\.eval\(\)"
+    with (
+        pytest.raises(ValueError, match=text),
+        capture_operations(model, path),
+    ):
+        pytest.fail("it has begun")
+    with pytest.raises(ValueError, match=f"A: model: {text}"):
+        record(Side(model, tokens(1, 8) % 61), "A")
+    assert not path.exists()

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 pytest.importorskip("transformers")
 
-from roundscope.operations.models.tape_file import FORMAT, is_tape, load_tape
+from roundscope.operations.models.tape_file import FORMAT, load_tape
 from roundscope.operations.models.torch.candidates import revived
 from roundscope.torch import capture, compare
 from tests.operations.models import small
@@ -80,7 +80,7 @@ def test_without_weights_other_weights_are_still_refused(tmp_path):
     other = small.llama()
     other.lm_head.weight.data[0, 0] += 1
     b = captured(other, tmp_path / "b.safetensors", weights=False)
-    with pytest.raises(ValueError, match=r"lm_head\.weight: the runs are of other weights"):
+    with pytest.raises(ValueError, match=r"weights: .* 1 of 21 .* such as lm_head\.weight"):
         compare(a, b)
 
 
@@ -116,6 +116,5 @@ def test_a_file_names_no_function_but_those_that_are_known(files, tmp_path):
 def test_other_files_are_no_tapes(tmp_path):
     path = tmp_path / "qkv.safetensors"
     save_file({"q": np.zeros(3, np.float32)}, path)
-    assert not is_tape(path)
     with pytest.raises(ValueError, match="format"):
         load_tape(path)

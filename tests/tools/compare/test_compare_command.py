@@ -1,14 +1,20 @@
 """`roundscope compare`: the answer on the terminal, in JSON and on a page, and the exit codes."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 pytest.importorskip("transformers")
 
 from roundscope.experiments.cli.main import main
-from roundscope.torch import capture
+from roundscope.operations.models.comparison import Flip
+from roundscope.tools.compare.options import CompareOptions
+from roundscope.tools.compare.report import report
+from roundscope.tools.report.html import page
+from roundscope.torch import capture, compare
 from tests.operations.models import small
 
 
@@ -26,6 +32,18 @@ def nothing():
 
 def wrong():
     raise OSError("no weights")
+
+
+def no_such_tokens():
+    return small.llama(), small.tokens() + 256
+
+
+def no_logits():
+    return small.llama(), small.tokens(), lambda model, ids: 7.5
+
+
+def no_logprobs():
+    return small.llama(), small.tokens(), None, lambda logits, ids: "none"
 
 
 def no_model():
@@ -48,9 +66,24 @@ def test_runs_that_differ(capsys, tmp_path):
     assert "rms_norm (A: cast before the weight; B: cast after the" in out
     page = (tmp_path / "report.html").read_text()
     assert "rms_norm" in page and "<svg" in page
+    assert "made here" in page and "noise<br>of alone" in page
+    decided, operations = (
+        page.index(f">{title}</h2>") for title in ("Decisions that differ", "Operations")
+    )
+    assert decided < operations and "±" not in out.split("what makes the difference")[0]
     data = json.loads((tmp_path / "compare.json").read_text())
     assert data["groups"][0]["share"] == pytest.approx(1) and not data["equal"]
     assert data["first"] == "rms_norm model.layers.0.input_layernorm"
+
+
+def test_of_many_decisions_the_first_are_shown():
+    found = compare(plain(), late())
+    many = replace(found, flips=tuple(Flip(t, "argmax", (1,), (2,), 0.5) for t in range(1300)))
+    told = report(CompareOptions(a="x", b="y"), many, 1.0)
+    shown = page(told)
+    assert "The first 12 of 1,300; compare.json has all." in shown
+    assert shown.count("<td>argmax") == 12 and len(told.data["flips"]) == 1300
+    assert "decisions that differ: 12 of 1,300" in [getattr(p, "title", "") for p in told.brief]
 
 
 def test_equal_runs(capsys, tmp_path):
@@ -67,16 +100,29 @@ def test_equal_runs(capsys, tmp_path):
     [
         (
             ("nowhere.safetensors", f"{HERE}:plain"),
-            "must be a safetensors file, or module:function",
+            "A 'nowhere.safetensors': no such file; must be a safetensors file, or module:function",
         ),
         ((f"{HERE}:absent", f"{HERE}:plain"), "absent"),
         ((f"{HERE}:HERE", f"{HERE}:plain"), "no function"),
         ((f"{HERE}:nothing", f"{HERE}:plain"), "returned no"),
         ((f"{HERE}:no_model", f"{HERE}:plain"), "returned no"),
         ((f"{HERE}:wrong", f"{HERE}:plain"), "no weights"),
+        ((f"{HERE}:plain", f"{HERE}:no_such_tokens"), "no_such_tokens': the model raised IndexErr"),
+        ((f"{HERE}:no_logits", f"{HERE}:plain"), "no_logits': run= returned 7.5, must return"),
+        ((f"{HERE}:plain", f"{HERE}:no_logprobs"), "logprobs= returned 'none', must return a"),
         ((".", f"{HERE}:plain"), "must be a safetensors file"),
     ],
 )
 def test_wrong_words_are_one_line(capsys, words, text):
     code, out, err = told(capsys, *words)
     assert code == 2 and not out and text in err and err.count("\n") == 1
+
+
+def test_a_file_of_something_else_is_refused(capsys, tmp_path):
+    junk, other = tmp_path / "junk.safetensors", tmp_path / "other.safetensors"
+    junk.write_bytes(b"no tensors at all")
+    save_file({"x": torch.ones(2)}, other)
+    for path, text in ((junk, "not a safetensors file"), (other, 'what="operations"')):
+        code, out, err = told(capsys, f"{HERE}:plain", str(path))
+        assert code == 2 and not out and f"B {str(path)!r}: " in err and text in err
+        assert err.count(str(path)) == 1
