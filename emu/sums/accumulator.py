@@ -539,13 +539,13 @@ def _warps(
     values = values.reshape(values.shape[0] // (32 * acc.chunk), 32, acc.chunk, *values.shape[1:])
     while values.shape[2] > 1:
         values = step(0, add(values[:, :, ::2], values[:, :, 1::2]))
-    threads = values[:, :, 0].reshape(-1, *values.shape[3:])
+    threads = values[:, :, 0].reshape(values.shape[0] * 32, *values.shape[3:])
     return step(1, add(init, _in_groups(xp, add, step, threads, 32)))
 
 
 def _in_groups(xp: Any, add: Add, step: Step, threads: Array, size: int) -> Array:
     """Return the sum along the first axis: groups of neighbors by halves, then the groups so."""
-    groups = threads.reshape(-1, size, *threads.shape[1:])
+    groups = threads.reshape(threads.shape[0] // size, size, *threads.shape[1:])
     return _by_halves(xp, add, step, _by_halves(xp, add, step, xp.moveaxis(groups, 1, 0)))
 
 
@@ -592,7 +592,7 @@ def _block(
     rest = values[count - count % 4 :] if has_quads else values[:0]
     values = _padded(xp, values[: count - rest.shape[0]], 4 * size * groups)
     four = (size * groups, 4) if has_quads else (4, size * groups)
-    values = values.reshape(-1, *four, *values.shape[1:])
+    values = values.reshape(values.shape[0] // (4 * size * groups), *four, *values.shape[1:])
     values = values if has_quads else xp.moveaxis(values, 1, 2)
     sums = xp.zeros(values.shape[1:])
     for page in values:
