@@ -114,7 +114,7 @@ def _asked(config: pytest.Config) -> Asked:
         layout=option("--kernel-layout"),
         dtype=dtype,
     )
-    plan = reference(option("--claims"), features, dtype)
+    plan = reference(option("--claims"), dtype)
     return Asked(kernel=kernel, plan=plan, features=features, dtype=dtype)
 
 

@@ -79,9 +79,9 @@ def test_chunks_are_no_data(order):
         {"alignment": TENSOR_CORE.alignment} if order is Order.ALIGNED else {}
     )
     sums = [Accumulator(chunk=chunk, **options) for chunk in (4, 8)]
-    x = np.random.default_rng(0).normal(size=(64, 300)) * 2.0 ** np.arange(-20, 44)[:, None] % 7.0
+    x = np.random.default_rng(0).normal(size=(64, 320)) * 2.0 ** np.arange(-20, 44)[:, None] % 7.0
     x = x.astype(ml_dtypes.bfloat16).astype("float32")
-    ones = np.ones((300, 1), np.float32)
+    ones = np.ones((320, 1), np.float32)
     depends = not np.array_equal(*(emu.dot(x, ones, s) for s in sums))
     made = [FA2.adding("DQ", s) for s in sums]
     assert depends == order.has_chunk

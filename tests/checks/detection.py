@@ -229,8 +229,8 @@ def run(only: list[str], out: Path | None) -> list[dict[str, Any]]:
 
 def remembered(claims: str) -> Remembered:
     """Return the plan of a name, which computes nothing twice."""
-    plan = reference(claims, ASKED.features)
-    return Remembered(plan=plan.plan, block_q=plan.block_q, block_k=plan.block_k)
+    plan = reference(claims)
+    return Remembered(plan=plan.plan, tiles=plan.tiles)
 
 
 def calibrate(seeds: int) -> None:

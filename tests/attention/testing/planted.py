@@ -28,8 +28,8 @@ class Remembered(Reference):
 
 def remembered(name="fa2-bf16", changes=(), block=16):
     """The plan of a name on small tiles, which computes nothing twice."""
-    plan = reference(name, 8, block_q=block, block_k=block, changes=changes)
-    return Remembered(plan=plan.plan, block_q=block, block_k=block)
+    plan = reference(name, block_q=block, block_k=block, changes=changes)
+    return Remembered(plan=plan.plan, tiles=plan.tiles, block_q=block, block_k=block)
 
 
 PLAN = remembered()

@@ -267,7 +267,7 @@ def test_every_family_and_every_edge_is_asked_in_both_kinds_of_calls(monkeypatch
                 yield Case(test="edges", name=name, answer=Answer.PASS, sentence="Said.")
 
     monkeypatch.setattr(run, "check_edges", recorded)
-    found = [c.name for c in edge_cases(lambda x: None, asked.reference(8), asked, (True, False))]
+    found = [c.name for c in edge_cases(lambda x: None, asked.reference(), asked, (True, False))]
     wanted = [*edge_names(True), *(f"{name}, full" for name in edge_names(False))]
     assert found == wanted and "scores of thousands, full" in found
 

@@ -112,7 +112,7 @@ def test_large_heads_run_again_one_site_at_a_time(monkeypatch):
     recorded, inner = [], trace_run.call
 
     def call(*words, **own):
-        recorded.append(tuple(map(str, words[7].events)))
+        recorded.append(tuple(map(str, own["record"].events)))
         return inner(*words, **own)
 
     monkeypatch.setattr(trace_run, "call", call)
