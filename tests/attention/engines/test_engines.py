@@ -262,7 +262,7 @@ def test_a_step_of_a_sum_rounds_once(engine):
 
 
 @pytest.mark.parametrize("block_k", [24, 32])
-@pytest.mark.parametrize("keys", [20, 40, 72])
+@pytest.mark.parametrize("keys", [20, pytest.param(40, marks=pytest.mark.thorough), 72])
 def test_smaller_tiles_in_the_backward_of_any_number_of_keys(keys, block_k):
     """Keys that fill no whole number of tiles of the forward, or of the backward; and tiles of the
     forward that are no whole number of those of the backward.
@@ -280,7 +280,7 @@ def test_smaller_tiles_in_the_backward_of_any_number_of_keys(keys, block_k):
         assert np.array_equal(getattr(seen, name), getattr(whole, name)[:, :keys]), name
 
 
-@pytest.mark.parametrize("engine", ["numpy", "xla"])
+@pytest.mark.parametrize("engine", ["numpy", pytest.param("xla", marks=pytest.mark.thorough)])
 def test_rounded_heads_are_separate_calls_added_up(engine):
     """dK and dV of query heads added before they are rounded, or with the scale taken twice."""
     q, k, v, do = (normal(70 + i, 1, 40, n, 8) for i, n in enumerate((4, 2, 2, 4)))

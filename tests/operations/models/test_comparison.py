@@ -237,6 +237,7 @@ def test_experts_that_differ_are_decisions():
     assert (flip.position, flip.a, flip.b, flip.margin) == (0, (0,), (1,), 2**-24)
 
 
+@pytest.mark.thorough
 def test_a_model_that_is_compiled_as_a_whole_is_one_operation():
     """Of which nothing is seen, and which is compared with all that it stands for."""
     given = {"input_ids": IDS, "use_cache": False}
