@@ -74,7 +74,7 @@ class Site(SiteBase):
 
     @property
     def has_columns(self) -> bool:
-        """Whether the event has one entry per score, whose second index is that of a key."""
+        """Return True if the event has one entry per score, so that its second index is a key."""
         return self.axes is Axes.TS
 
     Q = "Q", "q", Axes.TH, "inputs", 0

@@ -224,7 +224,9 @@ class BasePlan:
 
     @property
     def multiplies_by_reciprocal(self) -> bool:
-        """Whether elements of blocks are products with a scale's reciprocal, and not quotients."""
+        """Return True if elements of blocks are multiplied by the reciprocal of their scale, and False
+        if they are divided by the scale.
+        """
         return False
 
     def at(

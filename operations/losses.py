@@ -50,7 +50,7 @@ class Site(SiteBase):
 
 
 class Form(StrEnum):
-    """What is subtracted from x."""
+    """Which numbers log_softmax subtracts from x, and in how many steps."""
 
     APART = "apart"
     """The maximum, and then the logarithm."""

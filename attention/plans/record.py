@@ -160,7 +160,9 @@ class PlanRecord(TileChoices):
 
     @property
     def multiplies_by_reciprocal(self) -> bool:
-        """Whether elements of blocks are products with a scale's reciprocal, and not quotients."""
+        """Return True if elements of blocks are multiplied by the reciprocal of their scale, and False
+        if they are divided by the scale.
+        """
         return self.block_reciprocal is Reciprocal.RCP
 
     @property

@@ -83,7 +83,7 @@ class Entry:
 
 
 class Arrays(Protocol):
-    """What a replay does with the arrays of a library."""
+    """The functions with which a replay handles the arrays of one library."""
 
     def cast(self, x: Any, dtype: str) -> Any:
         """Return floating-point numbers in a type, rounded to nearest even; others as they are."""

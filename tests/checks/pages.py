@@ -84,7 +84,7 @@ def run() -> tuple[Any, Any]:
 
 
 def changed_run() -> tuple[Any, Any]:
-    """The same with two changes of its arithmetic."""
+    """Return the same model with two changes of its arithmetic."""
     from tests.operations.models import small
 
     model, tokens = run()

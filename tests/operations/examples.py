@@ -67,4 +67,4 @@ FORMULAS: dict[str, Any] = {
     "log_softmax": log_softmax,
     "cross_entropy": cross_entropy,
 }
-"""What every operation computes, as functions of its inputs in binary64."""
+"""The formula of each operation, as a function of its inputs in binary64."""

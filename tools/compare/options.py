@@ -17,7 +17,7 @@ _HELP = (
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """What `roundscope compare` can be told; see the texts of the fields."""
+    """The options of `roundscope compare`; the text of each field says what it does."""
 
     a: Annotated[str, typer.Argument(metavar="A", help="The first" + _HELP)]
     b: Annotated[
