@@ -224,9 +224,7 @@ class BasePlan:
 
     @property
     def multiplies_by_reciprocal(self) -> bool:
-        """Return True if elements of blocks are multiplied by the reciprocal of their scale, and False
-        if they are divided by the scale.
-        """
+        """Return True if elements of blocks are multiplied by 1 / scale, False if divided by it."""
         return False
 
     def at(

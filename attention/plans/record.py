@@ -160,9 +160,7 @@ class PlanRecord(TileChoices):
 
     @property
     def multiplies_by_reciprocal(self) -> bool:
-        """Return True if elements of blocks are multiplied by the reciprocal of their scale, and False
-        if they are divided by the scale.
-        """
+        """Return True if elements of blocks are multiplied by 1 / scale, False if divided by it."""
         return self.block_reciprocal is Reciprocal.RCP
 
     @property

@@ -257,7 +257,7 @@ def _tree(x: Any) -> Any:
 
 
 class NumpyArrays:
-    """What is done with the arrays of a file before a library revives them."""
+    """The functions with which a replay handles arrays of a file, which are NumPy arrays."""
 
     def cast(self, x: Any, dtype: str) -> Any:
         kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
