@@ -222,6 +222,10 @@ class BasePlan:
         """
         return all(a.order != "native" for a in self.accumulators)
 
+    def core_reads(self, site: Any, factor: Any) -> bool:
+        """Return whether the tensor core of a product may read a factor in blocks."""
+        return False
+
     @property
     def multiplies_by_reciprocal(self) -> bool:
         """Return True if elements of blocks are multiplied by 1 / scale, False if divided by it."""
@@ -471,7 +475,12 @@ def check_factors(plan: BasePlan) -> None:
                 f" give it to {' '.join(plan.FACTORS)}"
             )
         for factor in plan.factors(site):
-            if plan.block(factor) is not None or not kept.operand.holds(plan[factor].format):
+            fits = (
+                plan.core_reads(site, factor)
+                if plan.block(factor) is not None
+                else kept.operand.holds(plan[factor].format)
+            )
+            if not fits:
                 raise ValueError(
                     f"accumulator of {site}: a tensor core of {kept.operand.name} cannot read"
                     f" {factor} in {plan.event(factor)}; round {factor} to {kept.operand.name}, or"
