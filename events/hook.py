@@ -207,10 +207,14 @@ class Events(Generic[P, T]):
             else None
         )
         if acc.alignment is not None and (left.units is not None or right.units is not None):
-            emin = acc.alignment.operand.emin
-            own = factors_of(self.ops, left.turned(self.ops), emin)
+            first, second = acc.alignment.operands
             total = add_aligned(
-                self.ops, acc, own, factors_of(self.ops, right, emin), self.ops.hidden(start), steps
+                self.ops,
+                acc,
+                factors_of(self.ops, left.turned(self.ops), first.emin),
+                factors_of(self.ops, right, second.emin),
+                self.ops.hidden(start),
+                steps,
             )
         else:
             total = accumulate(

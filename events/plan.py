@@ -474,16 +474,16 @@ def check_factors(plan: BasePlan) -> None:
                 f"accumulator of {site}: no matrix unit computes it; use a preset@architecture, or"
                 f" give it to {' '.join(plan.FACTORS)}"
             )
-        for factor in plan.factors(site):
+        for factor, operand in zip(plan.factors(site), kept.operands, strict=False):
             fits = (
                 plan.core_reads(site, factor)
                 if plan.block(factor) is not None
-                else kept.operand.holds(plan[factor].format)
+                else operand.holds(plan[factor].format)
             )
             if not fits:
                 raise ValueError(
-                    f"accumulator of {site}: a tensor core of {kept.operand.name} cannot read"
-                    f" {factor} in {plan.event(factor)}; round {factor} to {kept.operand.name}, or"
+                    f"accumulator of {site}: a tensor core of {kept.factors} cannot read"
+                    f" {factor} in {plan.event(factor)}; round {factor} to {operand.name}, or"
                     f" give {site} another accumulator"
                 )
 

@@ -32,10 +32,13 @@ class Scales(NamedTuple):
     x: Array | None
     w: Array | None
 
-    @property
-    def of_blocks(self) -> bool:
-        """Return whether a scale differs along the features."""
-        return any(s is not None and s.shape[1] > 1 for s in self)
+    def of_blocks(self, promoted: int) -> bool:
+        """Return whether the scales are those of promoted parts: one differs along the features,
+        or, with one part, one alone is of rows.
+        """
+        own = [s for s in self if s is not None]
+        along = any(s.shape[1] > 1 for s in own)
+        return along or (promoted > 0 and len({s.size == 1 for s in own}) == 2)
 
 
 class Saved(NamedTuple):
@@ -67,7 +70,7 @@ def forward(
         _scale(at, "x", Site.SX, x_scale, x_own, len(x)),
         _scale(at, "weight", Site.SW, weight_scale, w_own, len(weight)),
     )
-    if scales.of_blocks:
+    if scales.of_blocks(at.plan.promoted):
         parts = -(-x.shape[1] // (at.plan.promoted or 1))
         for name, own in zip(("x_scale", "weight_scale"), scales, strict=True):
             if own is None or own.shape[1] not in (1, parts) or not at.plan.promoted:
@@ -138,22 +141,25 @@ def _in_parts(
         )
         if not at.plan.promoted:
             return y
-        if scales.of_blocks:
-            y = at.ops.multiply(y, _block_scale(at, scales, lo // size))
+        if scales.of_blocks(at.plan.promoted):
+            y = _times_scales(at, y, scales, lo // size)
         precision = at.plan[Site.YM].format.precision
         total = at(Site.YM, y if total is None else sum_to_round(at.ops, precision, total, y))
     return total
 
 
-def _block_scale(at: Events[Plan, Rows], scales: Scales, part: int) -> Array:
-    """Return the product of the scales of a promoted part, (R, G)."""
-    own = [s[:, part : part + 1] if s.shape[1] > 1 else s for s in scales if s is not None]
-    return at(Site.SA, at.ops.multiply(own[0], at.ops.transposed(own[1])))
+def _times_scales(at: Events[Plan, Rows], y: Array, scales: Scales, part: int) -> Array:
+    """Return the sum of a promoted part times its scales, whose last product is exact."""
+    by_x, by_w = (s[:, part : part + 1] if s.shape[1] > 1 else s for s in scales if s is not None)
+    by_w = at.ops.transposed(by_w)
+    if at.plan.scales_apart:
+        return at.ops.multiply(at(Site.YX, at.ops.multiply(y, by_x)), by_w)
+    return at.ops.multiply(y, at(Site.SA, at.ops.multiply(by_x, by_w)))
 
 
 def _scaled(at: Events[Plan, Rows], y: Array, scales: Scales) -> Array:
     """Return a sum times the scales of tensors or of rows."""
-    if scales.of_blocks or (scales.x is None and scales.w is None):
+    if scales.of_blocks(at.plan.promoted) or (scales.x is None and scales.w is None):
         return y
     one = at.ops.xp.ones((1, 1))
     by_x, by_w = (one if s is None else s for s in scales)

@@ -18,7 +18,8 @@ class Site(SiteBase):
     SX = "SX", "scale of x: of the tensor, of rows or of blocks", Axes.RF, "inputs", 15
     SW = "SW", "scale of the weight, likewise", Axes.GF, "inputs", 16
     Y = "Y", "sum_f X W, of all features, of a split or of a promoted part", Axes.RF, "forward", 3
-    YM = "YM", "YM + Y, or YM + Y SA, over promoted parts", Axes.RF, "forward", 17
+    YX = "YX", "Y SX, of blocks", Axes.RF, "forward", 31
+    YM = "YM", "YM + Y, YM + Y SA or YM + YX SW, over promoted parts", Axes.RF, "forward", 17
     YP = "YP", "Y or YM of a split, as it is stored", Axes.RF, "forward", 4
     YS = "YS", "sum of YP over the splits", Axes.RF, "forward", 5
     SA = "SA", "SX SW, of tensors or of blocks", Axes.RF, "forward", 18
@@ -118,10 +119,18 @@ class Plan(BasePlan):
         number=3,
         doc="So many neighboring features are added on their own, and their sums one after the"
         " other (YM), within a split too. With scales of blocks, whose size this is, each sum is"
-        " multiplied by its scales SA on the way, in one rounding. Default 0: not at all.",
+        " multiplied by its scales on the way, in one rounding. Default 0: not at all.",
         source="DeepSeek-V3, arXiv 2412.19437, 3.3.2, DeepGEMM, and cuBLAS without fast"
         " accumulation: 128",
         words=("0", "128", "256"),
+    )
+    scales_apart: bool = choice(
+        False,
+        number=6,
+        doc="With scales of blocks, True multiplies a part by the scale of x (YX) and, in one"
+        " rounding with the addition, by that of the weight. False multiplies it by their product"
+        " (SA). Default False.",
+        source="cuBLAS with scales of 128 features of both operands",
     )
     requantized: bool = choice(
         False,
@@ -155,4 +164,5 @@ class Plan(BasePlan):
         kept = self.accumulator(site).alignment
         if block is None or kept is None or not block.power_of_two or block.rows > 1:
             return False
-        return block.element.format == kept.operand and (site is Site.Y or self.requantized)
+        operand = kept.operands[self.factors(site).index(factor)]
+        return block.element.format == operand and (site is Site.Y or self.requantized)
