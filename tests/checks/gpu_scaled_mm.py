@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.checks.scaled_mm_cases import TYPES, Call, calls, inputs
+from tests.checks.scaled_mm_cases import PROMOTED, TYPES, Call, calls, inputs
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "operations" / "calls" / "scaled-mm.json"
 BYTES = {"e4m3": "uint8", "e5m2": "uint8", "bf16": "int16", "fp16": "int16", "fp32": "int32"}
@@ -55,6 +55,20 @@ def called(call: Call) -> Any:
     )
 
 
+def promoted(call: Call) -> Any:
+    """Return what the Triton kernel of `promoted_kernel` computes."""
+    import torch
+
+    from tests.checks.promoted_kernel import product
+
+    given = inputs(call)
+    x, w = _tensor(given["x"], call.a), _tensor(given["weight"], call.b)
+    scales = (_tensor(given[name], "fp32") for name in ("x_scale", "weight_scale"))
+    out = torch.empty(call.m, call.n, device="cuda")
+    product[(call.m // 64, call.n // 64)](x, w, *scales, out, call.n, call.k, 64, 64)
+    return out
+
+
 def kernels(f: Any) -> list[Any]:
     """Return (name, grid) of the kernels that a call runs."""
     import torch
@@ -87,6 +101,8 @@ def record(folder: Path) -> None:
             note["kernels"] = kernels(f)
         except (RuntimeError, ValueError) as error:
             note["failed"] = str(error)[:300]
+    for name, call in PROMOTED.items():
+        arrays[f"triton/{name}"] = promoted(call)[:64, :64].contiguous().cpu().view(torch.int32)
     about = {name: version(name) for name in ("torch", "nvidia-cublas", "numpy")}
     notes["versions"] = about | {"gpu": torch.cuda.get_device_name(0)}
     folder.mkdir(parents=True, exist_ok=True)
@@ -97,6 +113,7 @@ def record(folder: Path) -> None:
 def recorded(folder: Path) -> dict[str, np.ndarray]:
     """Return the results of a folder by the names of their calls."""
     kinds = {f"{n:03d}/{call.name}": call.out for n, call in enumerate(calls())}
+    kinds |= {f"triton/{name}": "fp32" for name in PROMOTED}
     found = np.load(folder / "out.npz")
     return {kind: found[kind].view(TYPES[kinds[kind]]) for kind in found.files if kind in kinds}
 
@@ -116,8 +133,11 @@ def store(folder: Path) -> None:
             cases[name] = {"sha256": digest(found[name]), "splits": splits}
         else:
             cases[name] = {"refused": notes[name]["failed"][:90]}
+    kernel = {name: digest(found[f"triton/{name}"]) for name in PROMOTED}
     GOLDEN.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"versions": notes["versions"], "cases": cases}, separators=(",", ":"))
+    text = json.dumps(
+        {"versions": notes["versions"], "promoted": kernel, "cases": cases}, separators=(",", ":")
+    )
     GOLDEN.write_text(text.replace('},"', '},\n"') + "\n")
 
 

@@ -108,6 +108,19 @@ def _scale(seed: int, shape: tuple[int, ...], about: float) -> np.ndarray:
     return np.asarray(about * spread, np.float32)
 
 
+PROMOTED = {
+    f"{k}/{family}": Call(64, k, 128, out="fp32", scales="blocks", family=family, seed=11)
+    for k, family in (
+        (128, "codes"),
+        (512, "codes"),
+        (1024, "normal"),
+        (4096, "codes"),
+        (512, "special"),
+    )
+}
+"""Calls of the Triton kernel in `promoted_kernel`."""
+
+
 def inputs(call: Call) -> dict[str, np.ndarray]:
     """Return x (m, k), weight (n, k), their scales as `linear` reads them, and the bias."""
     m, k, n, seed = call.m, call.k, call.n, call.seed

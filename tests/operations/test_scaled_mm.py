@@ -9,11 +9,12 @@ import pytest
 
 from roundscope.operations import run
 from tests.checks.gpu_scaled_mm import GOLDEN, corner
-from tests.checks.scaled_mm_cases import calls, inputs, plan_words
+from tests.checks.scaled_mm_cases import PROMOTED, calls, inputs, plan_words
 from tests.operations.gpu_cases import digest
 
 STORED = json.loads(GOLDEN.read_text())["cases"]
 CALLS = {f"{n:03d}/{call.name}": call for n, call in enumerate(calls())}
+LONG = pytest.mark.thorough
 SHOWN = {  # in CI: a small call of each kind
     (call.group, call.scales, call.fast): name
     for name, call in CALLS.items()
@@ -54,6 +55,19 @@ def test_every_bit(name):
 def test_every_bit_of_every_call(name):
     """The same of all calls that torch accepts."""
     check(name)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=LONG if "4096" in n else ()) for n in PROMOTED]
+)
+def test_every_bit_of_a_kernel_that_promotes(name):
+    """DeepSeek's order of the scales in Triton, or a sum that does not begin anew every 128
+    features.
+    """
+    given = of_corner(PROMOTED[name])
+    plan = "hopper-e4m3; promoted=128 scales_apart=true"
+    found = run("linear", plan, given).outputs["out"]
+    assert digest(found) == json.loads(GOLDEN.read_text())["promoted"][name]
 
 
 def test_what_is_compared():
