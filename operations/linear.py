@@ -4,6 +4,11 @@ Implementations differ in how the products are added, in whether the features ar
 parts of a GPU (split-K), in the type of the sums of these parts, and in where scales and the bias
 come in. Operands may be in blocks along the axis that a product sums over, such as MXFP8; the two
 products of the backward sum over other axes, and may quantize their operands anew.
+
+`x_scale` and `weight_scale` multiply the sums of products, as those of torch._scaled_mm do. Each is
+one number; one for each row of x or of the weight, (R,) and (G,); or, with `promoted`, one for each
+promoted part too, (R, parts) and (G, parts), where a row of scales may stand for several rows, such
+as 128 outputs. Such a call has no gradients.
 """
 
 from collections.abc import Mapping
@@ -274,8 +279,12 @@ def hopper_e4m3() -> Plan:
     scales of rows multiply it one by one, the weight's first. `promoted=128` is the call without
     fast accumulation: each 128 products are added on their own, and their sums in binary32.
 
-    Equal in every bit in 72 calls of torch 2.11 on an H100, with scales of the tensors and of rows
-    (tests/operations/test_on_a_gpu.py).
+    Equal in every bit in 72 calls of torch 2.11 on an H100 (tests/operations/test_on_a_gpu.py) and
+    272 on an H200, both with cuBLAS 13.1 (tests/operations/test_scaled_mm.py): E4M3 with E5M2
+    (`Y.sum=hopper:e4m3fn*e5m2`), results of 8 to 32 bits, biases, features in up to 25 parts, NaN
+    and infinity, and scales of 1 x 128 and 128 x 128 numbers (`promoted=128`, DeepGEMM's promotion
+    after four instructions; with 1 x 128 of both operands `scales_apart=true`, which DeepSeek-V3's
+    loop in Triton is too). DeepGEMM itself was not compared.
     """
     plan = Plan.everywhere("hopper-e4m3", BINARY32)
     plan = plan.rounded(dict.fromkeys((Site.X, Site.W), rounding("e4m3fn")))
@@ -294,10 +303,11 @@ def mxfp8() -> Plan:
     gradient and the weight along the outputs for dX, and the gradient and x along the rows for dW.
     Sums are those of Blackwell's tensor cores.
 
-    Not compared with hardware: these products run on Blackwell alone. The six quantizations were
-    compared with torchao's casts (docs/findings/block-formats.md).
+    Not compared with hardware: these products run on Blackwell alone. With `chunked192` in place of
+    the tensor cores, result and gradients equal torchao 0.18's emulated training on a CPU in every
+    bit (tests/checks/against_torchao.py).
     """
-    plan = in_bf16(Plan, "mxfp8", *IN_TYPE, Site.OUT)
+    plan = in_bf16(Plan, "mxfp8", *IN_TYPE)
     plan = plan.rounded(dict.fromkeys(OPERANDS, block_format("mxfp8_e4m3", rule="rceil")))
     for site in SUMS:
         plan = plan.adding(site, Accumulator.tensor_core("blackwell", "e4m3fn"))
@@ -308,9 +318,10 @@ def mxfp4() -> Plan:
     """Return the operands of `mxfp8` in MXFP4 (OCP MX 1.0): blocks of 32 numbers of E2M1, with the
     scales of the standard (FLOOR). The sum of a block is exact, and these are added in binary32.
 
-    Not compared with hardware; the tensor core's own order and cuts are not modelled for FP4.
+    Not compared with hardware, whose order and cuts for FP4 are not modelled. In binary32 equal to
+    torchao's training as `mxfp8` is.
     """
-    plan = in_bf16(Plan, "mxfp4", *IN_TYPE, Site.OUT)
+    plan = in_bf16(Plan, "mxfp4", *IN_TYPE)
     plan = plan.rounded(dict.fromkeys(OPERANDS, BLOCK_NAMED["mxfp4"]))
     for site in SUMS:
         plan = plan.adding(site, Accumulator(order=Order.CHUNKED, chunk=32))
@@ -322,7 +333,7 @@ def nvfp4() -> Plan:
     one binary32 scale of each tensor, whose product multiplies the sum (SA, SDX, SDW). The sum of a
     block is exact, and these are added in binary32.
 
-    Not compared with hardware; the tensor core's own order and cuts are not modelled for FP4.
+    Not compared with hardware, whose order and cuts for FP4 are not modelled.
     """
     plan = replace(mxfp4(), name="nvfp4").rounded(dict.fromkeys(OPERANDS, BLOCK_NAMED["nvfp4"]))
     for site in SUMS:

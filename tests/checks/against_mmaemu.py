@@ -121,10 +121,7 @@ def _decision(call: Call, splits: int) -> str:
     x, w = np.zeros((call.m, call.k), TYPES[call.a]), np.zeros((call.n, call.k), TYPES[call.b])
     one = np.ones((), np.float32)
     empty = {"x": x, "weight": w, "x_scale": one, "weight_scale": one}
-    try:
-        plan = mmaemu.explain(*_arguments(call, empty), **_settings(call, "auto"))
-    except mmaemu.SplitKUnknownError:
-        return "unknown"
+    plan = mmaemu.explain(*_arguments(call, empty), **_settings(call, "auto"))
     if plan.split is None:  # the table and the envelope do not decide it
         return "unknown"
     return "as recorded" if splits == plan.split.S else "another number than recorded"
