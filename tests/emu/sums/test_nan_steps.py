@@ -155,7 +155,7 @@ def test_numpy_obeys_the_policy_at_every_step(order: Accumulator) -> None:
 
 @pytest.mark.parametrize(
     ("order", "r"),
-    list(some((o, ON_XLA[(i + j) % 2]) for i, o in enumerate(ORDERS) for j in (0, 1))),
+    some((o, ON_XLA[(i + j) % 2]) for i, o in enumerate(ORDERS) for j in (0, 1)),
     ids=lambda x: told(x) if isinstance(x, Rounding) else str(x),
 )
 def test_xla_obeys_the_policy_at_every_step(order: Accumulator, r: Rounding) -> None:

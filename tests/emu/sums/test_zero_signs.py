@@ -23,7 +23,7 @@ ORDERS += [
 
 
 @pytest.mark.parametrize(
-    ("accumulator", "count"), list(some(itertools.product(ORDERS, (1, 2, 3)))), ids=str
+    ("accumulator", "count"), some(itertools.product(ORDERS, (1, 2, 3))), ids=str
 )
 def test_a_sum_from_zero_of_negative_zeros(accumulator: Accumulator, count: int) -> None:
     """XLA took 0 + x for x where it knew the 0: sums of -0 were -0 under jit, +0 elsewhere."""
