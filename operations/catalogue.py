@@ -2,6 +2,7 @@
 
 from roundscope.operations.embedding import EMBEDDING
 from roundscope.operations.gated import SILU, SILU_MUL
+from roundscope.operations.layer_norm import LAYER_NORM
 from roundscope.operations.linear import LINEAR
 from roundscope.operations.losses import CROSS_ENTROPY, LOG_SOFTMAX
 from roundscope.operations.operation import Operation
@@ -14,6 +15,7 @@ OPERATIONS: dict[str, Operation] = {
     for own in (
         EMBEDDING,
         RMS_NORM,
+        LAYER_NORM,
         LINEAR,
         ROPE,
         SILU,

@@ -18,6 +18,7 @@ def inputs_of(name: str, rows: tuple[int, ...] = (2, 3), seed: int = 0) -> dict[
     found: dict[str, Any] = {
         "embedding": {"weight": drawn(7, features), "tokens": rng.integers(0, 7, rows)},
         "rms_norm": {"x": x, "weight": drawn(features), "residual": drawn(*rows, features)},
+        "layer_norm": {"x": x, "weight": drawn(features), "bias": drawn(features)},
         "linear": {"x": x, "weight": drawn(5, features), "bias": drawn(5)},
         "rope": {"x": x, "cos": np.cos(x + 1.0), "sin": np.sin(x + 1.0)},
         "silu": {"x": x},
@@ -56,9 +57,15 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, residual: np.ndarray) -> np.ndar
     return y / np.sqrt((y * y).mean(-1, keepdims=True) + 1e-6) * weight
 
 
+def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    centered = x - x.mean(-1, keepdims=True)
+    return centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-5) * weight + bias
+
+
 FORMULAS: dict[str, Any] = {
     "embedding": lambda weight, tokens: weight[tokens],
     "rms_norm": rms_norm,
+    "layer_norm": layer_norm,
     "linear": lambda x, weight, bias: np.einsum("...f,gf->...g", x, weight) + bias,
     "rope": rope,
     "silu": silu,
