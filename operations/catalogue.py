@@ -2,6 +2,7 @@
 
 from roundscope.operations.embedding import EMBEDDING
 from roundscope.operations.gated import SILU, SILU_MUL
+from roundscope.operations.gelu import GELU, GELU_TANH
 from roundscope.operations.layer_norm import LAYER_NORM
 from roundscope.operations.linear import LINEAR
 from roundscope.operations.losses import CROSS_ENTROPY, LOG_SOFTMAX
@@ -20,6 +21,8 @@ OPERATIONS: dict[str, Operation] = {
         ROPE,
         SILU,
         SILU_MUL,
+        GELU,
+        GELU_TANH,
         ADD,
         LOG_SOFTMAX,
         CROSS_ENTROPY,

@@ -5,13 +5,13 @@ deal the numbers to parts, and in which steps are multiply-adds.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from roundscope.emu.backends.ops import Array, Ops
+from roundscope.emu.instructions.steps import Steps
 from roundscope.emu.roundings.modes import Rounding
 
 CHUNK = 16  # vectors that torch's kernel on a CPU adds up before it merges
@@ -22,36 +22,9 @@ class Moments(NamedTuple):
     squared distances from it.
     """
 
-    count: int
+    number: int
     mean: Array
     squares: Array
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """The operations of a kernel, each of which rounds once."""
-
-    ops: Ops
-    step: Rounding
-
-    def add(self, x: Array, y: Array) -> Array:
-        return self._rounded(self.ops.odd_sum(self.ops.hidden(x), y))
-
-    def multiply(self, x: Array, y: Array) -> Array:
-        return self._rounded(self.ops.multiply(x, y))
-
-    def divide(self, x: Array, y: Array) -> Array:
-        return self._rounded(self.ops.divide(x, self.ops.xp.broadcast_to(y, x.shape)))
-
-    def fma(self, x: Array, y: Array, z: Array) -> Array:
-        return self._rounded(self.ops.odd_sum(self.ops.hidden(self.ops.multiply(x, y)), z))
-
-    def numbers(self, values: list[float]) -> Array:
-        """Return numbers that the kernel has as constants."""
-        return self._rounded(self.ops.xp.asarray(np.array(values, np.float64)))
-
-    def _rounded(self, x: Array) -> Array:
-        return self.ops.round(x, self.step, None)
 
 
 def by_vectors(ops: Ops, x: Array, lanes: int, own: int, step: Rounding) -> tuple[Array, Array]:
@@ -126,9 +99,9 @@ def _merged(do: Steps, one: Moments | None, other: Moments | None) -> Moments | 
     """Return the moments of two parts; of one part if there is no other."""
     if one is None or other is None:
         return one or other
-    count = one.count + other.count
+    count = one.number + other.number
     delta = do.add(other.mean, -one.mean)
-    share, size = do.numbers([other.count / count, one.count])
+    share, size = do.numbers([other.number / count, one.number])
     part = do.multiply(do.ops.xp.broadcast_to(share, delta.shape), delta)
     between = do.multiply(delta, do.ops.xp.broadcast_to(size, delta.shape))
     squares = do.fma(between, part, do.add(one.squares, other.squares))
@@ -141,8 +114,8 @@ def _over_lanes(
     """Return mean and mean squared distance of the numbers that fill no vector and of the lanes."""
     xp, found = do.ops.xp, _one_by_one(do, rest.T, is_product=False)
     if total is not None:
-        before = [rest.shape[1] + n * total.count for n in range(total.mean.shape[1])]
-        shares = do.numbers([total.count / (n + total.count) for n in before])
+        before = [rest.shape[1] + n * total.number for n in range(total.mean.shape[1])]
+        shares = do.numbers([total.number / (n + total.number) for n in before])
 
         def body(sums: tuple[Array, Array], _: Any, own: tuple[Array, ...]) -> Any:
             (mean, squares), (own_mean, own_squares, share, size) = sums, own

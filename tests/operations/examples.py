@@ -1,5 +1,6 @@
 """Inputs of every operation, and what it computes, in plain NumPy."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ def inputs_of(name: str, rows: tuple[int, ...] = (2, 3), seed: int = 0) -> dict[
         "linear": {"x": x, "weight": drawn(5, features), "bias": drawn(5)},
         "rope": {"x": x, "cos": np.cos(x + 1.0), "sin": np.sin(x + 1.0)},
         "silu": {"x": x},
+        "gelu": {"x": x},
+        "gelu_tanh": {"x": x},
         "silu_mul": {"gate": x, "up": drawn(*rows, features)},
         "add": {"a": x, "b": drawn(*rows, features)},
         "log_softmax": {"x": x},
@@ -34,6 +37,10 @@ def inputs_of(name: str, rows: tuple[int, ...] = (2, 3), seed: int = 0) -> dict[
 
 def silu(x: np.ndarray) -> np.ndarray:
     return x / (1.0 + np.exp(-x))
+
+
+def gelu_tanh(x: np.ndarray) -> np.ndarray:
+    return x / 2 * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)))
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
@@ -69,6 +76,8 @@ FORMULAS: dict[str, Any] = {
     "linear": lambda x, weight, bias: np.einsum("...f,gf->...g", x, weight) + bias,
     "rope": rope,
     "silu": silu,
+    "gelu": np.vectorize(lambda x: x * math.erfc(-x / math.sqrt(2.0)) / 2.0),
+    "gelu_tanh": gelu_tanh,
     "silu_mul": lambda gate, up: silu(gate) * up,
     "add": lambda a, b: a + b,
     "log_softmax": log_softmax,
