@@ -10,6 +10,7 @@ from roundscope.operations.operation import Operation
 from roundscope.operations.residual import ADD
 from roundscope.operations.rms_norm import RMS_NORM
 from roundscope.operations.rope import ROPE
+from roundscope.operations.softmax import SOFTMAX
 
 OPERATIONS: dict[str, Operation] = {
     own.name: own
@@ -24,6 +25,7 @@ OPERATIONS: dict[str, Operation] = {
         GELU,
         GELU_TANH,
         ADD,
+        SOFTMAX,
         LOG_SOFTMAX,
         CROSS_ENTROPY,
     )

@@ -4,6 +4,7 @@ rounding.
 
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
@@ -79,6 +80,19 @@ def logarithm(at: Events[BasePlan, Rows], site: SiteBase, x: Array, kind: Logari
     if kind is Logarithm.CORRECT:
         return at(site, at.ops.call(log64, x))
     return at(site, at.ops.call(OF_BINARY32[f"log={kind}"], at.ops.round(x, BINARY32, None)))
+
+
+def exponentials(
+    at: Events[BasePlan, Rows], sites: Any, x: Array, kind: Exponential
+) -> tuple[Array, Array, Array, Array]:
+    """Return the maximum of each row of x (R, V), and the events D, EXP and S of these sites: the
+    distances from it, their exponentials and the sum of these.
+    """
+    xp = at.ops.xp
+    m = xp.max(x, axis=1)
+    d = at(sites.D, x - m[:, None])
+    e = exponential(at, sites.EXP, d, kind)
+    return m, d, e, at.product(sites.S, e, xp.ones((x.shape[1], 1)))[:, 0]
 
 
 class Root(StrEnum):

@@ -23,7 +23,7 @@ from roundscope.emu.instructions.error_function import (
 from roundscope.emu.instructions.onednn import erf_by_intervals, exp_of_5
 from roundscope.emu.instructions.polynomials import tanhf
 from roundscope.emu.instructions.sleef import sleef_tanhf
-from roundscope.emu.roundings.modes import BF16, BINARY32, BINARY64
+from roundscope.emu.roundings.modes import BF16, BINARY32, BINARY64, FP16
 from roundscope.events.choice import Moves, choice
 from roundscope.events.hook import Events
 from roundscope.events.place import Rows
@@ -281,14 +281,23 @@ def torch_cpu_native_fp32() -> Plan:
 
 
 def transformers_new() -> Plan:
-    """Return transformers' gelu_new (GPT-2's), a formula of torch's functions, each of which rounds
-    to the type of x, on a CPU (activations.py, NewGELUActivation; 5.24 with torch 2.13).
+    """Return transformers' gelu_new (GPT-2's) on a CPU: a formula of torch's functions, each of
+    which rounds to the type of x (activations.py, NewGELUActivation; 5.24 with torch 2.13).
 
-    Equal in every bit in BF16 and FP16; in FP32 up to the tanh, which is of another library
+    Equal in every bit in BF16; in FP32 up to the tanh, which is of another library
     (tests/operations/test_gelu.py). The gradients are those of the formula in other steps than
     autograd's.
     """
-    return replace(Plan.everywhere("transformers-new", BF16), tanh=Tanh.SLEEF)
+    return Plan.everywhere("transformers-new", BF16)
+
+
+def transformers_new_fp16() -> Plan:
+    """Return transformers' gelu_new on a CPU in FP16, where x^3 is rounded once.
+
+    Equal in every bit (tests/operations/test_gelu.py), but for the gradients.
+    """
+    plan = Plan.everywhere("transformers-new-fp16", FP16)
+    return replace(plan.rounded({Site.X2: BINARY32}), name=plan.name)
 
 
 def torch_cuda() -> Plan:
@@ -322,5 +331,5 @@ GELU_TANH = Operation(
     outputs=(Value("out", Site.OUT),),
     forward=gelu_tanh,
     backward=gelu_tanh_backward,
-    published=published(Plan, torch_cpu, transformers_new, torch_cuda),
+    published=published(Plan, torch_cpu, transformers_new, transformers_new_fp16, torch_cuda),
 )

@@ -31,8 +31,8 @@ class Steps:
         product = self.ops.hidden(self.ops.multiply(x, y))
         return self._rounded(self.ops.odd_sum(product, self._like(product, z)))
 
-    def polynomial(self, x: Array, coefficients: Sequence[Any]) -> Array:
-        """Return c_0 x^n + ... + c_n by multiply-adds; the coefficients may be arrays like x."""
+    def polynomial(self, x: Array, coefficients: Any) -> Array:
+        """Return c_0 x^n + ... + c_n by multiply-adds; coefficients may be arrays like x."""
         y = self._like(x, coefficients[0])
         for c in coefficients[1:]:
             y = self.fma(y, x, c)

@@ -27,6 +27,7 @@ def inputs_of(name: str, rows: tuple[int, ...] = (2, 3), seed: int = 0) -> dict[
         "gelu_tanh": {"x": x},
         "silu_mul": {"gate": x, "up": drawn(*rows, features)},
         "add": {"a": x, "b": drawn(*rows, features)},
+        "softmax": {"x": x},
         "log_softmax": {"x": x},
         "cross_entropy": {"x": x, "target": rng.integers(0, features, rows)},
     }[name]
@@ -80,6 +81,7 @@ FORMULAS: dict[str, Any] = {
     "gelu_tanh": gelu_tanh,
     "silu_mul": lambda gate, up: silu(gate) * up,
     "add": lambda a, b: a + b,
+    "softmax": lambda x: np.exp(log_softmax(x)),
     "log_softmax": log_softmax,
     "cross_entropy": cross_entropy,
 }
