@@ -385,5 +385,5 @@ LAYER_NORM = Operation(
     forward=forward,
     backward=backward,
     settings={"eps": 1e-5},
-    published=published(Plan, torch_cpu, torch_cpu_fp32, torch_cuda),
+    published=published(Plan, torch_cpu, torch_cuda, torch_cpu_fp32),
 )
