@@ -1,0 +1,330 @@
+"""`Step`: a recorded step of a model again, forward and backward, operation by operation, each in
+an arithmetic that is chosen.
+
+All values between operations are in binary64. An operation is computed
+
+exact       in binary64, its casts too (`widened.Widened`).
+"own"       as the model does. On inputs that its types hold, that is the model's function itself.
+            On others it is the exact result plus the error that the function makes on the nearest
+            inputs that they hold: y = f(x) + (own(r(x)) - f(r(x))), r rounding to the types of the
+            inputs. So an operation's error is that of its own roundings, its result's among them,
+            and the rounding of an input belongs to the operation that made it.
+"fp32"      as "own", by the model's function in binary32 with all its casts.
+a plan      as one of our plans of the operation has it (`emulating`).
+
+The backward of an operation is the derivative that autograd gives of its function: in binary64 of
+the exact one, and of the model's by the same rule, with the gradients of its results rounded to
+their types. Where a value is read more than once, its gradients are added in the order of autograd,
+the last reader's first; that sum is an operation of its own, `SUMS`. With all in "own" the step is
+the model's.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from roundscope.events.plan import BasePlan
+from roundscope.operations.models.tape import PARAMETER, Ref, Tape, mapped, refs
+from roundscope.operations.models.torch.emulating import emulated, emulated_gradients
+from roundscope.operations.models.torch.scopes import plain_path
+from roundscope.operations.models.torch.widened import Widened
+
+Way: TypeAlias = Literal["own", "fp32"] | BasePlan
+SUMS = -1  # the number of the sums of gradients among entries
+Known: TypeAlias = Mapping[int, Tensor]
+
+
+class NotRepeatable(ValueError):
+    """An operation that cannot run in binary64."""
+
+
+class Ran(NamedTuple):
+    """A function that ran with autograd: its inputs by value, and its outputs."""
+
+    inputs: dict[int, Tensor]
+    outputs: list[Tensor]
+
+
+class Outcome(NamedTuple):
+    """What a step ended with, in binary64.
+
+    values      every value of the tape
+    gradients   those of the parameters by value
+    passed      those of the values between operations
+    """
+
+    values: dict[int, Tensor]
+    gradients: dict[int, Tensor]
+    passed: dict[int, Tensor]
+
+
+class Step:
+    """A recorded step of a model, which runs again."""
+
+    def __init__(self, tape: Tape, model: nn.Module) -> None:
+        self.tape = tape
+        by_name = {
+            f"{PARAMETER}{plain_path(path)}": x
+            for path, x in model.named_parameters(remove_duplicate=False)
+        }
+        self.parameters = {
+            v: by_name[value.name] for v, value in enumerate(tape.values) if value.name in by_name
+        }
+        self.used: dict[int, tuple[int, ...]] = {}  # parameters that an entry reads by itself
+        self.start = {
+            v: x.array.double() if x.array.is_floating_point() else x.array
+            for v, x in enumerate(tape.values)
+            if v not in tape.made_by and x.array is not None
+        }
+        self.flows = {v for v, x in self.parameters.items() if x.requires_grad}
+        self.exact = self._forward_exactly()
+
+    def _forward_exactly(self) -> dict[int, Tensor]:
+        """Return all values in binary64, and find out which parameters an entry reads."""
+        known = dict(self.start)
+        self.nodes: dict[int, _Node] = {}
+        for entry in self.tape.entries:
+            self.nodes[entry.number] = node = _Node(self, entry.number, known, None)
+            known |= zip(entry.outputs, node.results, strict=True)
+            if self.flows & {*refs(entry.arguments), *self.used[entry.number]}:
+                self.flows |= {v for v in entry.outputs if known[v].is_floating_point()}
+        return known
+
+    def run(
+        self, ways: Mapping[int, Way], back: Mapping[int, Way] | None = None, end: int | None = None
+    ) -> Outcome:
+        """Return the step with some entries in another arithmetic than binary64.
+
+        Args:
+            ways: That of the forward by the number of the entry.
+            back: That of the backward, `SUMS` for the sums of gradients; by default that of the
+                forward.
+            end: The value whose gradients are computed; None for no backward.
+        """
+        back = ways if back is None else back
+        known = dict(self.start)
+        nodes: list[_Node] = []
+        moved: set[int] = set()  # values that are not the exact ones
+        for entry in self.tape.entries:
+            number = entry.number
+            reads = {*refs(entry.arguments), *self.used[number]}
+            node = self.nodes[number]
+            if number in ways or number in back or reads & moved:
+                node = _Node(self, number, known, ways.get(number), back.get(number))
+                moved |= set(entry.outputs)
+            nodes.append(node)
+            known |= zip(entry.outputs, node.results, strict=True)
+        if end is None:
+            return Outcome(known, {}, {})
+        return Outcome(known, *self._backward(nodes, end, known[end], SUMS in back))
+
+    def _backward(
+        self, nodes: "list[_Node]", end: int, loss: Tensor, own_sums: bool
+    ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        waiting: dict[int, list[Tensor]] = {end: [torch.ones_like(loss)]}
+        passed: dict[int, Tensor] = {}
+        for node in reversed(nodes):
+            outputs = self.tape.entries[node.number].outputs
+            given = [
+                self._summed(v, waiting.pop(v), own_sums) if v in waiting else None for v in outputs
+            ]
+            if all(x is None for x in given):
+                continue
+            passed |= {v: x for v, x in zip(outputs, given, strict=True) if x is not None}
+            for v, x in node.backward(given).items():
+                waiting.setdefault(v, []).append(x)
+        found = {v: self._summed(v, x, own_sums) for v, x in waiting.items()}
+        return {v: found[v] for v in self.parameters if v in found}, passed
+
+    def _summed(self, value: int, parts: list[Tensor], own: bool) -> Tensor:
+        """Return the sum of gradients of a value, in its type or in binary64."""
+        exact = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+        if not own or len(parts) == 1:
+            return exact
+        dtype = self.dtype(value)
+        narrow = [x.to(dtype) for x in parts]
+        total = narrow[0]
+        for x in narrow[1:]:
+            total = total + x
+        return _moved(exact, total.double(), torch.stack([x.double() for x in narrow]).sum(0))
+
+    def dtype(self, value: int) -> torch.dtype:
+        """Return the type that a value has in the model."""
+        found: torch.dtype = getattr(torch, self.tape.values[value].dtype)
+        return found
+
+    def ran(self, number: int, known: Known, dtype: torch.dtype | None) -> Ran:
+        """Run an entry with autograd.
+
+        Args:
+            number: It.
+            known: The values that it reads, in the types in which it gets them.
+            dtype: The type in which everything is computed; None for the model's own code.
+
+        Raises:
+            NotRepeatable: The function cannot run so.
+        """
+        entry, runner = self.tape.entries[number], self.tape.runners[number]
+        inputs: dict[int, Tensor] = {}
+
+        def leaf(v: int) -> Tensor:
+            if v not in inputs:
+                x = known[v].detach()
+                inputs[v] = x.requires_grad_(v in self.flows and x.is_floating_point())
+            return inputs[v]
+
+        given = mapped(lambda x: leaf(x.value) if isinstance(x, Ref) else x, entry.arguments)
+        try:
+            if dtype is None:
+                inputs |= {v: self.parameters[v] for v in self.used[number] if v not in inputs}
+                return Ran(inputs, runner(*given, grad=True))
+            reads = self.used.get(number, tuple(self.parameters))
+            by_id = {id(self.parameters[v]): v for v in reads}
+            for v in by_id.values():
+                leaf(v)
+            stands_for = {i: inputs[v] for i, v in by_id.items()}
+            with Widened(dtype, stands_for) as mode, torch.compiler.set_stance("force_eager"):
+                outputs = runner(*given, grad=True)
+        except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+            what = "again with gradients" if dtype is None else f"in {dtype}"
+            raise NotRepeatable(
+                f"{entry.title} ({entry.function}) cannot run {what}: {error}"
+            ) from error
+        self.used.setdefault(number, tuple(by_id[i] for i in by_id if i in mode.used))
+        return Ran(inputs, outputs)
+
+
+class _Node:
+    """An entry of a step that ran, and whose gradients can be computed."""
+
+    def __init__(
+        self, step: Step, number: int, known: Known, way: Way | None, back: Way | None = None
+    ) -> None:
+        self.step, self.number, self.way, self.back = step, number, way, back
+        entry = step.tape.entries[number]
+        reads = {*refs(entry.arguments), *step.used.get(number, step.parameters)}
+        self.known = {v: known[v] for v in reads}
+
+    @cached_property
+    def results(self) -> list[Tensor]:
+        return self.forward()
+
+    @cached_property
+    def wide(self) -> Ran:
+        return self.step.ran(self.number, self.known, torch.float64)
+
+    @cached_property
+    def rounded(self) -> dict[int, Tensor]:
+        """What it reads in the types in which the model has it."""
+        return {v: _cast(x, self.step.dtype(v)) for v, x in self.known.items()}
+
+    @cached_property
+    def is_held(self) -> bool:
+        """Whether these types hold what it reads."""
+        return all(_equal(x.to(self.known[v].dtype), self.known[v]) for v, x in self.rounded.items())
+
+    @cached_property
+    def own(self) -> Ran:
+        return self.step.ran(self.number, self.rounded, None)
+
+    @cached_property
+    def single(self) -> Ran:
+        known = {v: _cast(x, torch.float32) for v, x in self.known.items()}
+        return self.step.ran(self.number, known, torch.float32)
+
+    @cached_property
+    def wide_rounded(self) -> Ran:
+        if self.is_held:
+            return self.wide
+        known = {v: x.to(self.known[v].dtype) for v, x in self.rounded.items()}
+        return self.step.ran(self.number, known, torch.float64)
+
+    @cached_property
+    def wide_single(self) -> Ran:
+        known = {
+            v: _cast(_cast(x, torch.float32), torch.float64) for v, x in self.known.items()
+        }
+        return self.step.ran(self.number, known, torch.float64)
+
+    def forward(self) -> list[Tensor]:
+        """Return the outputs in binary64."""
+        if self.way is None:
+            return [x.detach() for x in self.wide.outputs]
+        entry = self.step.tape.entries[self.number]
+        if isinstance(self.way, BasePlan):
+            return emulated(entry, self.way, self.known)
+        low = self.own if self.way == "own" else self.single
+        values = [_cast(x.detach(), torch.float64) for x in low.outputs]
+        if self.way == "own" and self.is_held:
+            return values
+        at = self.wide_rounded if self.way == "own" else self.wide_single
+        return [
+            _moved(x.detach(), y, z.detach())
+            for x, y, z in zip(self.wide.outputs, values, at.outputs, strict=True)
+        ]
+
+    def backward(self, given: list[Tensor | None]) -> dict[int, Tensor]:
+        """Return the gradients of what it reads, in binary64, from those of its outputs."""
+        if self.back is None:
+            return _gradients(self.wide, given)
+        entry = self.step.tape.entries[self.number]
+        if isinstance(self.back, BasePlan):
+            return emulated_gradients(entry, self.back, self.known, given)
+        if self.back == "own":
+            low, at = self.own, self.wide_rounded
+            types = [self.step.dtype(v) for v in entry.outputs]
+        else:
+            low, at = self.single, self.wide_single
+            types = [torch.float32 for _ in entry.outputs]
+        narrow = [
+            None if x is None else _cast(x, dtype) for x, dtype in zip(given, types, strict=True)
+        ]
+        again = [None if x is None else x.double() for x in narrow]
+        found = {v: x.double() for v, x in _gradients(low, narrow).items()}
+        is_held = self.back == "own" and self.is_held
+        if is_held and all(x is None or _equal(x, y) for x, y in zip(given, again, strict=True)):
+            return found
+        exact, near = _gradients(self.wide, given), _gradients(at, again)
+        return {v: _moved(exact[v], x, near[v]) for v, x in found.items()}
+
+
+def _gradients(ran: Ran, given: list[Any]) -> dict[int, Tensor]:
+    """Return the gradients of the inputs of a function that ran."""
+    pairs = [
+        (x, g)
+        for x, g in zip(ran.outputs, given, strict=True)
+        if g is not None and x.requires_grad
+    ]
+    inputs = {v: x for v, x in ran.inputs.items() if x.requires_grad}
+    if not pairs or not inputs:
+        return {}
+    found = torch.autograd.grad(
+        [x for x, _ in pairs],
+        list(inputs.values()),
+        [g for _, g in pairs],
+        retain_graph=True,
+        allow_unused=True,
+    )
+    return {v: g.detach() for v, g in zip(inputs, found, strict=True) if g is not None}
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return floating-point numbers in a type; others as they are."""
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+def _equal(x: Tensor, y: Tensor) -> bool:
+    """Return whether two tensors have the same numbers, NaN equal to NaN."""
+    return bool(((x == y) | ((x != x) & (y != y))).all())
+
+
+def _moved(exact: Tensor, own: Tensor, near: Tensor) -> Tensor:
+    """Return exact + (own - near), and `own` where one of the two is not finite and they differ."""
+    if not own.is_floating_point():
+        return own
+    same = (own == near) | ((own != own) & (near != near))
+    finite = torch.isfinite(own) & torch.isfinite(near)
+    return torch.where(same, exact, torch.where(finite, exact + (own - near), own))
