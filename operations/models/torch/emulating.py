@@ -80,7 +80,7 @@ def operation_of(entry: Entry) -> str | None:
 def emulated(entry: Entry, plan: BasePlan, known: Mapping[int, Tensor]) -> list[Tensor]:
     """Return the outputs of an entry under a plan, in binary64."""
     found: list[Tensor] = [torch.empty(0)] * len(entry.outputs)
-    for call, inputs in _arrays(entry, known):
+    for call, inputs in arrays_of(entry, known):
         ran = run(call.operation, plan, inputs, settings=call.settings)
         found[call.output] = _tensor(ran.outputs["out"])
     return found
@@ -91,7 +91,7 @@ def emulated_gradients(
 ) -> dict[int, Tensor]:
     """Return the gradients of what an entry reads under a plan, in binary64."""
     found: dict[int, Tensor] = {}
-    for call, inputs in _arrays(entry, known):
+    for call, inputs in arrays_of(entry, known):
         own = given[call.output]
         if own is None:
             continue
@@ -109,7 +109,7 @@ def emulated_gradients(
     return found
 
 
-def _arrays(
+def arrays_of(
     entry: Entry, known: Mapping[int, Tensor]
 ) -> Iterator[tuple[CallOf, dict[str, np.ndarray]]]:
     """Yield the calls of an entry with their arrays, rows of one shape."""

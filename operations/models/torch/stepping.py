@@ -20,7 +20,7 @@ the model's.
 """
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -80,21 +80,32 @@ class Step:
             if v not in tape.made_by and x.array is not None
         }
         self.flows = {v for v, x in self.parameters.items() if x.requires_grad}
-        self.exact = self._forward_exactly()
+        self.kept: dict[int, list[_Node]] = {}  # entries that ran, of runs that are often repeated
+        self._find_flows()
 
-    def _forward_exactly(self) -> dict[int, Tensor]:
-        """Return all values in binary64, and find out which parameters an entry reads."""
+    def _find_flows(self) -> None:
+        """Run in binary64, and find out which parameters an entry reads and what has gradients."""
         known = dict(self.start)
-        self.nodes: dict[int, _Node] = {}
         for entry in self.tape.entries:
-            self.nodes[entry.number] = node = _Node(self, entry.number, known, None)
+            node = _Node(self, entry.number, known, None)
             known |= zip(entry.outputs, node.results, strict=True)
-            if self.flows & {*refs(entry.arguments), *self.used[entry.number]}:
+            node.known = {v: known[v] for v in self.reads(entry.number)}
+            self.kept[entry.number] = [node]
+            if self.flows & node.known.keys():
                 self.flows |= {v for v in entry.outputs if known[v].is_floating_point()}
-        return known
+
+    def reads(self, number: int) -> set[int]:
+        """Return the values that an entry reads, the parameters of its module among them."""
+        own = self.used.get(number, tuple(self.parameters))
+        return {*refs(self.tape.entries[number].arguments), *own}
 
     def run(
-        self, ways: Mapping[int, Way], back: Mapping[int, Way] | None = None, end: int | None = None
+        self,
+        ways: Mapping[int, Way],
+        back: Mapping[int, Way] | None = None,
+        *,
+        end: int | None = None,
+        keep: bool = False,
     ) -> Outcome:
         """Return the step with some entries in another arithmetic than binary64.
 
@@ -103,20 +114,19 @@ class Step:
             back: That of the backward, `SUMS` for the sums of gradients; by default that of the
                 forward.
             end: The value whose gradients are computed; None for no backward.
+            keep: Whether other runs take from this one what is the same in them.
         """
         back = ways if back is None else back
-        known = dict(self.start)
-        nodes: list[_Node] = []
-        moved: set[int] = set()  # values that are not the exact ones
+        known, nodes = dict(self.start), []
         for entry in self.tape.entries:
             number = entry.number
-            reads = {*refs(entry.arguments), *self.used[number]}
-            node = self.nodes[number]
-            if number in ways or number in back or reads & moved:
-                node = _Node(self, number, known, ways.get(number), back.get(number))
-                moved |= set(entry.outputs)
+            node = _Node(self, number, known, ways.get(number), back.get(number))
+            node = next((x for x in self.kept[number] if x.is_like(node)), node)
             nodes.append(node)
             known |= zip(entry.outputs, node.results, strict=True)
+        if keep:
+            for node in nodes:
+                self.kept[node.number].append(node)
         if end is None:
             return Outcome(known, {}, {})
         return Outcome(known, *self._backward(nodes, end, known[end], SUMS in back))
@@ -141,15 +151,11 @@ class Step:
 
     def _summed(self, value: int, parts: list[Tensor], own: bool) -> Tensor:
         """Return the sum of gradients of a value, in its type or in binary64."""
-        exact = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
         if not own or len(parts) == 1:
-            return exact
-        dtype = self.dtype(value)
-        narrow = [x.to(dtype) for x in parts]
-        total = narrow[0]
-        for x in narrow[1:]:
-            total = total + x
-        return _moved(exact, total.double(), torch.stack([x.double() for x in narrow]).sum(0))
+            return reduce(torch.add, parts)
+        narrow = [x.to(self.dtype(value)) for x in parts]
+        near = reduce(torch.add, [x.double() for x in narrow])
+        return _moved(reduce(torch.add, parts), reduce(torch.add, narrow).double(), near)
 
     def dtype(self, value: int) -> torch.dtype:
         """Return the type that a value has in the model."""
@@ -204,9 +210,15 @@ class _Node:
         self, step: Step, number: int, known: Known, way: Way | None, back: Way | None = None
     ) -> None:
         self.step, self.number, self.way, self.back = step, number, way, back
-        entry = step.tape.entries[number]
-        reads = {*refs(entry.arguments), *step.used.get(number, step.parameters)}
-        self.known = {v: known[v] for v in reads}
+        self.known = {v: known[v] for v in step.reads(number)}
+
+    def is_like(self, other: "_Node") -> bool:
+        """Return whether another entry computes the same of the same tensors."""
+        return (
+            self.way == other.way
+            and self.back == other.back
+            and all(x is other.known[v] for v, x in self.known.items())
+        )
 
     @cached_property
     def results(self) -> list[Tensor]:
@@ -224,7 +236,9 @@ class _Node:
     @cached_property
     def is_held(self) -> bool:
         """Whether these types hold what it reads."""
-        return all(_equal(x.to(self.known[v].dtype), self.known[v]) for v, x in self.rounded.items())
+        return all(
+            _equal(x.to(self.known[v].dtype), self.known[v]) for v, x in self.rounded.items()
+        )
 
     @cached_property
     def own(self) -> Ran:
@@ -244,9 +258,7 @@ class _Node:
 
     @cached_property
     def wide_single(self) -> Ran:
-        known = {
-            v: _cast(_cast(x, torch.float32), torch.float64) for v, x in self.known.items()
-        }
+        known = {v: _cast(_cast(x, torch.float32), torch.float64) for v, x in self.known.items()}
         return self.step.ran(self.number, known, torch.float64)
 
     def forward(self) -> list[Tensor]:
@@ -294,9 +306,7 @@ class _Node:
 def _gradients(ran: Ran, given: list[Any]) -> dict[int, Tensor]:
     """Return the gradients of the inputs of a function that ran."""
     pairs = [
-        (x, g)
-        for x, g in zip(ran.outputs, given, strict=True)
-        if g is not None and x.requires_grad
+        (x, g) for x, g in zip(ran.outputs, given, strict=True) if g is not None and x.requires_grad
     ]
     inputs = {v: x for v, x in ran.inputs.items() if x.requires_grad}
     if not pairs or not inputs:
