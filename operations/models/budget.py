@@ -3,7 +3,7 @@ step of a model, against binary64: what was measured, and its text.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -110,9 +110,10 @@ class ModelLine:
         how: What computes them, or to what the event rounds.
         count: How many operations of the step these are.
         alone: The errors where only they have their own arithmetic, and all else is in binary64.
-        without: The errors where they alone are in binary64.
+        without: The errors where they alone are in binary64; None where the error that they make
+            alone is too small for that to be measured.
         backward: The errors where only their backward has its own arithmetic; None without
-            gradients, and for an event.
+            gradients, for an event, and where `without` is.
     """
 
     group: str
@@ -120,7 +121,7 @@ class ModelLine:
     how: str
     count: int
     alone: Errors
-    without: Errors
+    without: Errors | None
     backward: Errors | None = None
 
     @property
@@ -138,7 +139,13 @@ class ModelLine:
 
     def rescues(self, result: str, total: Errors) -> bool:
         """Return whether a result with an infinite error has a finite one without it."""
-        return math.isinf(total.of(result)) and math.isfinite(self.without.of(result))
+        left = math.inf if self.without is None else self.without.of(result)
+        return math.isinf(total.of(result)) and math.isfinite(left)
+
+    def weight(self, total: Errors, results: Iterable[str]) -> float:
+        """Return the largest of its shares, infinite if a result becomes finite without it."""
+        shares = [math.inf if self.rescues(r, total) else self.share(r, total) for r in results]
+        return max((x for x in shares if not math.isnan(x)), default=0.0)
 
 
 def _share(own: float, total: float) -> float:
@@ -245,15 +252,22 @@ class ModelBudget:
         if self.is_exact or not self.lines:
             what = f"{self.operations:,} operations, all of them in binary64"
             return f"The step makes no error: {what}."
-        first, total = self.lines[0], self.total
-        shares = " and ".join(
-            f"{first.share(result, total):.0%} of that of the {self.called(result)}"
-            for result in self.results
-        ).replace("that", "the squared error", 1)
-        text = f"{first.name} makes {shares}."
+        parts: list[str] = []
+        for result in self.results:
+            each = [(x.share(result, self.total), x.name) for x in self.lines]
+            most = [x for x in sorted(each, reverse=True)[:2] if x[0] > 0.05]
+            if most:
+                what = (
+                    f"of the {self.called(result)}"
+                    if parts
+                    else (f"of the squared error of the {self.called(result)}")
+                )
+                parts.append(f"{what} {' and '.join(f'{x:.0%} is made by {y}' for x, y in most)}")
+        text = f"{'; '.join(parts)}."
+        text = text[:1].upper() + text[1:]
         if self.repair is None:
             return text
-        before, after = (x.of(self.first) for x in (total, self.repair.errors))
+        before, after = (x.of(self.first) for x in (self.total, self.repair.errors))
         what = f"the error of the {self.called(self.first)} falls from {before:.1e} to {after:.1e}"
         if not after < 0.95 * before:
             return f"{text} No change of one part that was tried takes away more than 5 % of it."
@@ -301,7 +315,8 @@ class ModelBudget:
         text.append(row.format(head, "times", *names, *names))
         for line in lines[:FEW]:
             shares = [percent(line.share(r, self.total)) for r in self.results]
-            errors = [f"{line.without.of(r):.1e}" for r in self.results]
+            left = line.without
+            errors = ["-" if left is None else f"{left.of(r):.1e}" for r in self.results]
             text.append(row.format(line.name, line.count, *shares, *errors))
         if len(lines) > FEW:
             text.append(f"and {len(lines) - FEW} more")

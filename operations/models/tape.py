@@ -108,7 +108,7 @@ class Arrays(Protocol):
 
 
 PARAMETER, INPUT = "parameter ", "input "  # begin the names of values
-Runner = Callable[[Sequence[Any], Mapping[str, Any]], list[Any]]
+Runner = Callable[..., list[Any]]  # of (args, kwargs); of a live model also of grad=True
 
 
 @dataclass(frozen=True, kw_only=True)

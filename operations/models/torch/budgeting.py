@@ -4,29 +4,18 @@ log-probabilities and of the gradients of its weights.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from roundscope.attention.budget.parts import (
-    Part,
-    alone,
-    exactly,
-    promotion,
-    rounding_parts,
-    without,
-)
-from roundscope.attention.budget.parts import on_tensor_core
+from roundscope.attention.budget.parts import Part, alone, promotion, rounding_parts, without
 from roundscope.attention.torch.arrays import numpy_of
 from roundscope.emu.errors import unknown
 from roundscope.emu.shown import shown
 from roundscope.events.plan import BasePlan
-from roundscope.events.recorder import RecordBase
-from roundscope.operations.catalogue import OPERATIONS
 from roundscope.operations.models.align import ending
 from roundscope.operations.models.budget import (
     NOTHING,
@@ -40,37 +29,37 @@ from roundscope.operations.models.budget import (
     errors_of,
 )
 from roundscope.operations.models.replay import check_replays, log_softmax
-from roundscope.operations.models.tape import CAST, EXACT, PARAMETER, UNKNOWN, Entry, Tape
-from roundscope.operations.models.torch.emulating import (
-    arrays_of,
-    is_emulated,
+from roundscope.operations.models.tape import PARAMETER, Tape
+from roundscope.operations.models.torch.grouping import By, Group, groups_of
+from roundscope.operations.models.torch.plans import (
+    found_plan,
     operation_of,
+    parts_of,
+    plan_in_words,
 )
 from roundscope.operations.models.torch.recording import Side, record
 from roundscope.operations.models.torch.stepping import SUMS, Outcome, Step, Way
-from roundscope.operations.operation import Operation
-from roundscope.operations.run import plan_of, run
 
-By = Literal["operation", "name", "layer", "each"]
 Tell = Callable[[str], None]
-NAMED = {EXACT: "views", CAST: "casts"}
-OF_SUMS = "sums of gradients"
-KNOWN = 0.99  # the least part of equal bits for which a plan's events are measured
 SMALL = 1e-3  # the share below which the events of a group are not measured
-SUFFIXES = {"bfloat16": "", "float16": "-fp16", "float32": "-fp32"}
+LARGE = 1e-2  # the share above which events that are in binary32 are measured one by one
+NEGLIGIBLE = 1e-4  # the share below which nothing is measured without a part
+TRIED = 2  # how many of the largest groups, and of the largest events, are tried in binary32
 
 
-class Group(NamedTuple):
-    """Operations of a step that are measured together.
+class Measured(NamedTuple):
+    """A line, and the change that puts what it is about into binary32.
 
-    name     what they are called
-    numbers  their entries, or `SUMS`
-    how      what computes them
+    line   the line
+    group  its group
+    words  the change, such as "OUT=fp32"
+    way    the arithmetic of the group with it
     """
 
-    name: str
-    numbers: tuple[int, ...]
-    how: str
+    line: ModelLine
+    group: Group
+    words: str
+    way: Way
 
 
 def error_budget(
@@ -176,7 +165,7 @@ class _Measuring:
     def __init__(self, tape: Tape, side: Side, by: By, tell: Tell) -> None:
         self.tape, self.side, self.tell = tape, side, tell
         self.step = Step(tape, side.model)
-        self.groups = _groups(tape, by, has_sums=tape.loss is not None)
+        self.groups = groups_of(tape, by, has_sums=tape.loss is not None)
         self.own: dict[int, Way] = {n: "own" for group in self.groups for n in group.numbers}
         self.exact_run = self.step.run({}, end=tape.loss)
         self.exact = self._results(self.exact_run)
@@ -220,35 +209,19 @@ class _Measuring:
         changes: dict[int, Way | None] = {}
         for key, words, numbers in wanted:
             changes |= dict.fromkeys(numbers, self._way(key, words, numbers))
-        lines = []
-        for i, group in enumerate(self.groups):
-            self.tell(f"{group.name} ({i + 1} of {len(self.groups)} groups)")
-            own: dict[int, Way] = dict.fromkeys(group.numbers, "own")
-            line = ModelLine(
-                group=group.name,
-                event="",
-                how=group.how,
-                count=len(group.numbers),
-                alone=self.errors(own),
-                without=self.errors(self.replaced(group.numbers, None)),
-                backward=self.errors({}, own) if has_gradients else None,
-            )
-            if self._matters(line):
-                lines.append(line)
-        lines.sort(key=self._weight, reverse=True)
+        lines = self._sorted(self._groups_measured())
         notes: list[str] = []
-        found = self._events(lines, notes) if events else []
-        found.sort(key=lambda x: self._weight(x[0]), reverse=True)
-        tried = self._repairs(lines, found)
-        repair = min(tried, key=lambda x: x.errors.of(self.first), default=None)
+        found = self._sorted(self._events_measured(lines, notes)) if events else []
+        tried = [self._tried(x) for x in (*found[:TRIED], *lines[:TRIED])]
+        repair = min(tried, key=lambda x: x.errors.of(self.names[0]), default=None)
         if wanted:
             ways: dict[int, Way] = {n: x for n, x in (self.own | changes).items() if x is not None}
             words = "; ".join(f"{key}: {text}" for key, text, _ in wanted)
             tried.append(Tried(words, self.errors(ways)))
         return ModelBudget(
             total=self.total,
-            lines=tuple(lines),
-            events=tuple(line for line, _ in found),
+            lines=tuple(x.line for x in lines),
+            events=tuple(x.line for x in found),
             repair=repair,
             tried=tuple(tried),
             operations=len(self.tape.counted),
@@ -259,20 +232,42 @@ class _Measuring:
         )
 
     @property
-    def first(self) -> str:
-        """The result by which lines are sorted."""
-        return "end" if self.total.gradients is None else "gradients"
-
-    def _results_named(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:
+        """The results of which there are shares; lines are sorted by the first."""
         return ("end",) if self.total.gradients is None else ("gradients", "end")
 
-    def _weight(self, line: ModelLine) -> tuple[bool, float]:
-        share = line.share(self.first, self.total)
-        return line.rescues(self.first, self.total), share if np.isfinite(share) else 0.0
+    def _sorted(self, found: Sequence[Measured]) -> list[Measured]:
+        """Return those that make an error, the largest first."""
+        lost = [name for name in self.names if not np.isfinite(self.total.of(name))]
+        kept = [
+            x
+            for x in found
+            if any(x.line.alone.of(n) > NOTHING for n in self.names)
+            or any(x.line.rescues(n, self.total) for n in lost)
+        ]
 
-    def _matters(self, line: ModelLine) -> bool:
-        names = self._results_named()
-        return any(line.alone.of(n) > NOTHING or line.rescues(n, self.total) for n in names)
+        def weight(x: Measured) -> tuple[bool, float]:
+            share = x.line.share(self.names[0], self.total)
+            rescues = any(x.line.rescues(n, self.total) for n in lost)
+            return rescues, share if np.isfinite(share) else 0.0
+
+        return sorted(kept, key=weight, reverse=True)
+
+    def _tried(self, found: Measured) -> Tried:
+        words = f"{found.group.name}: {found.words}"
+        self.tell(f"{words} is tried")
+        return Tried(words, self.errors(self.replaced(found.group.numbers, found.way)))
+
+    def _groups_measured(self) -> list[Measured]:
+        found = []
+        for i, group in enumerate(self.groups):
+            self.tell(f"{group.name} ({i + 1} of {len(self.groups)} groups)")
+            own: dict[int, Way] = dict.fromkeys(group.numbers, "own")
+            line = self._line(group, "", group.how, own, None)
+            if line.without is not None and self.tape.loss is not None:
+                line = replace(line, backward=self.errors({}, own))
+            found.append(Measured(line, group, "fp32", "fp32"))
+        return found
 
     def _meant(self, key: str) -> tuple[int, ...]:
         """Return the entries of a group or an operation.
@@ -290,7 +285,7 @@ class _Measuring:
         return found
 
     def _way(self, key: str, words: str, numbers: Sequence[int]) -> Way | None:
-        """Return the arithmetic that words ask for.
+        """Return the arithmetic that words ask for; None for binary64.
 
         Raises:
             ValueError: The operation has no plans, or none of these words.
@@ -300,138 +295,61 @@ class _Measuring:
         if words == "fp32":
             return "fp32"
         entries = [self.tape.entries[n] for n in numbers if n != SUMS]
-        known = self.exact_run.values
-        if not entries or not all(is_emulated(e, known) for e in entries):
-            raise ValueError(
-                f"plan {key}={shown(words)}: {key} has no plans of its own; give 'fp32' or 'exact'"
-            )
-        operation = OPERATIONS[operation_of(entries[0]) or ""]
-        if words.partition(";")[0].strip() in _names(operation) or words.startswith("all:"):
-            return _without_inputs(plan_of(operation, words))
-        base, equal = self._plan(entries)
-        if base is None or equal < KNOWN:
-            raise ValueError(
-                f"plan {key}={shown(words)}: no plan of {operation.name} gives its bits; begin with"
-                f" the name of one, as in '{next(islice(_names(operation), 2, None))}; {words}'"
-            )
-        return _without_inputs(plan_of(operation, f"{base}; {words}"))
+        try:
+            return plan_in_words(self.tape, entries, self.own_run.values, words)
+        except ValueError as error:
+            raise ValueError(f"plan {key}={shown(words)}: {error}") from None
 
-    def _plan(self, entries: Sequence[Entry]) -> tuple[str | None, float]:
-        """Return the name of the plan that gives most bits of some entries, and their part."""
-        tape = self.tape
-        operation = OPERATIONS[operation_of(entries[0]) or ""]
-        suffix = SUFFIXES.get(tape.values[entries[0].outputs[0]].dtype)
-        if suffix is None:
-            return None, 0.0
-        smallest = min(entries, key=lambda e: sum(np.prod(tape.values[v].shape) for v in e.outputs))
-        found: list[tuple[float, str]] = []
-        for name in islice(operation.published, 2, None):
-            equal = self._equal([smallest], plan_of(operation, name + suffix))
-            found.append((equal, name + suffix))
-            if equal == 1.0:
-                break
-        best = max(found, key=lambda x: x[0], default=(0.0, ""))
-        if best[0] < KNOWN:
-            return None, best[0]
-        return best[1], self._equal(entries, plan_of(operation, best[1]))
-
-    def _equal(self, entries: Sequence[Entry], plan: BasePlan) -> float:
-        """Return the part of the numbers of some entries that a plan gives to the bit."""
-        equal = total = 0
-        for entry in entries:
-            for call, inputs in arrays_of(entry, self.own_run.values):
-                ran = run(call.operation, plan, inputs, settings=call.settings)
-                own = self.tape.numpy(entry.outputs[call.output]).astype(np.float64)
-                again = ran.outputs["out"].astype(np.float64)
-                equal += int(((own == again) | (np.isnan(own) & np.isnan(again))).sum())
-                total += own.size
-        return equal / total if total else 0.0
-
-    def _events(
-        self, lines: Sequence[ModelLine], notes: list[str]
-    ) -> list[tuple[ModelLine, list[str]]]:
-        """Return a line for each event of the groups whose plan is known, with its promotion."""
-        found = []
-        groups = {group.name: group for group in self.groups}
-        for line in lines:
-            names = self._results_named()
-            if max(line.share(n, self.total) for n in names) < SMALL:
+    def _events_measured(self, lines: Sequence[Measured], notes: list[str]) -> list[Measured]:
+        """Return the events of the groups whose plan is known."""
+        found: list[Measured] = []
+        for line, group, *_ in lines:
+            entries = [self.tape.entries[n] for n in group.numbers if n != SUMS]
+            is_small = line.weight(self.total, self.names) < SMALL
+            if is_small or operation_of(entries, self.own_run.values) is None:
                 continue
-            numbers = groups[line.group].numbers
-            entries = [self.tape.entries[n] for n in numbers if n != SUMS]
-            if not entries or not all(is_emulated(e, self.exact_run.values) for e in entries):
-                continue
-            self.tell(f"the plan of {line.group}")
-            name, equal = self._plan(entries)
-            if name is None or equal < KNOWN:
-                notes.append(f"{line.group}: no plan gives its bits, so its events are not known")
+            self.tell(f"the plan of {group.name}")
+            plan, equal = found_plan(self.tape, entries, self.own_run.values)
+            if plan is None:
+                notes.append(f"{group.name}: no plan gives its bits, so its events are not known")
                 continue
             if equal < 1.0:
-                notes.append(f"{line.group}: its plan {name} gives {equal:.2%} of its numbers")
-            plan = plan_of(OPERATIONS[operation_of(entries[0]) or ""], name)
-            for part in self._parts(entries, plan):
-                self.tell(f"{line.group} {part.name}")
-                only = _without_inputs(alone(plan, part))
-                absent = _without_inputs(without(plan, part))
-                own: dict[int, Way] = dict.fromkeys(numbers, only)
-                event = ModelLine(
-                    group=line.group,
-                    event=part.name,
-                    how=part.how,
-                    count=len(numbers),
-                    alone=self.errors(own),
-                    without=self.errors(self.replaced(numbers, absent)),
-                )
-                if self._matters(event):
-                    found.append((event, promotion(plan, part)))
+                notes.append(f"{group.name}: its plan {plan.name} gives {equal:.3%} of its numbers")
+            for part in parts_of(self.tape, entries, plan, self.own_run):
+                found += self._event_measured(group, plan, part)
         return found
 
-    def _parts(self, entries: Sequence[Entry], plan: BasePlan) -> list[Part]:
-        """Return the events of a plan that change a number of the step."""
-        changing: set[str] = set()
-        for entry in entries:
-            for call, inputs in arrays_of(entry, self.own_run.values):
-                given = self.own_run.passed.get(entry.outputs[call.output])
-                has_backward = given is not None and OPERATIONS[call.operation].backward is not None
-                ran = run(
-                    call.operation,
-                    plan,
-                    inputs,
-                    settings=call.settings,
-                    gradients={"out": numpy_of(given)} if has_backward else None,
-                    record=RecordBase(),
-                )
-                changing |= {n for n, s in ran.stats.items() if s.inexact or s.overflow or s.nan}
-        parts = rounding_parts(plan, changing, self.tape.loss is not None)
-        inputs_of = {site for site in plan.SITES if site.stage == "inputs"}
-        return [
-            part
-            for part in parts
-            if not on_tensor_core(plan, part)
-            and not any(site in inputs_of for site, _ in part.places)
-        ]
+    def _event_measured(self, group: Group, plan: BasePlan, part: Part) -> list[Measured]:
+        """Measure a part of a plan, or its members if they matter."""
+        self.tell(f"{group.name} {part.name}")
+        own: dict[int, Way] = dict.fromkeys(group.numbers, alone(plan, part))
+        line = self._line(group, part.name, part.how, own, without(plan, part))
+        if len(part.places) > 1 and line.weight(self.total, self.names) > LARGE:
+            names = part.formula.split()
+            members = [p for p in rounding_parts(plan, names, True) if p.name in names]
+            return [x for p in members for x in self._event_measured(group, plan, p)]
+        words = " ".join(promotion(plan, part))
+        return [Measured(line, group, words, plan.changed(words))]
 
-    def _repairs(
-        self, lines: Sequence[ModelLine], events: Sequence[tuple[ModelLine, list[str]]]
-    ) -> list[Tried]:
-        """Return what was tried: the largest event and the largest groups in binary32."""
-        if not lines or self.total.of(self.first) <= NOTHING:
-            return []
-        groups = {group.name: group for group in self.groups}
-        tried = []
-        for line, words in events[:1]:
-            numbers = groups[line.group].numbers
-            base = self._plan([self.tape.entries[n] for n in numbers])[0]
-            text = " ".join(words)
-            self.tell(f"{line.group}: {text}")
-            operation = OPERATIONS[operation_of(self.tape.entries[numbers[0]]) or ""]
-            way = _without_inputs(plan_of(operation, f"{base}; {text}"))
-            tried.append(Tried(f"{line.group}: {text}", self.errors(self.replaced(numbers, way))))
-        for line in lines[:1]:
-            self.tell(f"{line.group} in FP32")
-            ways = self.replaced(groups[line.group].numbers, "fp32")
-            tried.append(Tried(f"{line.group}: fp32", self.errors(ways)))
-        return tried
+    def _line(
+        self, group: Group, event: str, how: str, own: Mapping[int, Way], absent: Way | None
+    ) -> ModelLine:
+        """Measure some operations, or an event of them, alone and by their absence.
+
+        own: the arithmetic of what is measured alone; absent: that of the group without it.
+        """
+        line = ModelLine(
+            group=group.name,
+            event=event,
+            how=how,
+            count=len(group.numbers),
+            alone=self.errors(own),
+            without=None,
+        )
+        is_lost = not all(np.isfinite(self.total.of(n)) for n in self.names)
+        if is_lost or line.weight(self.total, self.names) > NEGLIGIBLE:
+            line = replace(line, without=self.errors(self.replaced(group.numbers, absent)))
+        return line
 
     def _unequal(self) -> float:
         """Return the part of the numbers of the gradients that are not those of the model."""
@@ -486,48 +404,3 @@ def own_gradients(side: Side) -> dict[int, Tensor]:
         return {}
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
     return {id(x): g.double() for x, g in zip(parameters, found, strict=True) if g is not None}
-
-
-def _groups(tape: Tape, by: By, has_sums: bool) -> list[Group]:
-    """Return the groups of operations of a step."""
-    found: dict[str, list[Entry]] = {}
-    for entry in tape.entries:
-        if any(tape.values[v].array.is_floating_point() for v in entry.outputs):
-            found.setdefault(_name(entry, by), []).append(entry)
-    groups = [Group(name, tuple(e.number for e in own), _how(own)) for name, own in found.items()]
-    return groups + ([Group(OF_SUMS, (SUMS,), "autograd")] if has_sums else [])
-
-
-def _name(entry: Entry, by: By) -> str:
-    name = NAMED.get(entry.operation, entry.operation)
-    if entry.operation == UNKNOWN:
-        name = entry.function.removeprefix("torch.")
-    parts = entry.module.split(".")
-    if by == "name":
-        last = next((x for x in reversed(parts) if not x.isdigit()), "")
-        return f"{name} {last}".strip()
-    if by == "layer":
-        at = next((i for i, x in enumerate(parts) if x.isdigit()), -1)
-        return f"{name} {'.'.join(parts[: at + 1])}".strip()
-    return f"{name} {entry.module} {entry.number}" if by == "each" else name
-
-
-def _how(entries: Sequence[Entry]) -> str:
-    functions = dict.fromkeys(e.function.removeprefix("torch.") for e in entries)
-    return ", ".join(functions) if len(functions) <= 3 else f"{len(functions)} functions"
-
-
-def _names(operation: Operation) -> list[str]:
-    names = list(operation.published)
-    return names + [f"{n}-{f}" for n in names[2:] for f in ("fp16", "fp32")]
-
-
-def _without_inputs(plan: BasePlan) -> BasePlan:
-    """Return a plan whose inputs are not rounded, which the operations did that made them.
-
-    Tensor cores read narrow operands only, so a plan with one keeps these roundings.
-    """
-    if any(plan.accumulator(site).alignment is not None for site in plan.PRODUCTS):
-        return plan
-    wide = {site: exactly(plan)[site] for site in plan.SITES if site.stage == "inputs"}
-    return plan.rounded(wide)

@@ -37,7 +37,7 @@ class CallOf(NamedTuple):
 def calls_of(entry: Entry) -> tuple[CallOf, ...]:
     """Return an entry as calls of our operations; () if it is none that is known."""
     args, kwargs = entry.arguments
-    given = {**dict(enumerate(args)), **kwargs}
+    given: dict[Any, Any] = dict(enumerate(args)) | dict(kwargs)
 
     def ref(*names: Any) -> int | None:
         found = next((given[n] for n in names if n in given), None)
@@ -50,18 +50,18 @@ def calls_of(entry: Entry) -> tuple[CallOf, ...]:
     if entry.operation == "rms_norm" and "weight" in held and entry.settings:
         eps = next(iter(entry.settings.values()))
         return (CallOf("rms_norm", {"x": x, "weight": held["weight"]}, {"eps": eps}),)
-    if entry.operation == "linear":
-        own = held or {"weight": ref(1, "weight"), "bias": ref(2, "bias")}
-        if own.get("weight") is None or not entry.function.endswith(("Linear", "linear")):
-            return ()
-        return (CallOf("linear", {"x": x} | {n: v for n, v in own.items() if v is not None}),)
+    if entry.operation == "linear" and entry.function.endswith(("Linear", "linear")):
+        own: dict[str, int | None] = dict(held) or {
+            n: ref(i, n) for i, n in ((1, "weight"), (2, "bias"))
+        }
+        found = {n: v for n, v in own.items() if v is not None}
+        return (CallOf("linear", {"x": x} | found),) if "weight" in found else ()
     if entry.operation == "rope" and len(entry.outputs) == 2:
-        values = [ref(i) for i in range(4)]
-        if None in values:
+        k, cos, sin = (ref(i) for i in (1, 2, 3))
+        if k is None or cos is None or sin is None:
             return ()
-        q, k, cos, sin = values
         return tuple(
-            CallOf("rope", {"x": v, "cos": cos, "sin": sin}, {}, i) for i, v in enumerate((q, k))
+            CallOf("rope", {"x": v, "cos": cos, "sin": sin}, {}, i) for i, v in enumerate((x, k))
         )
     if entry.operation == "silu":
         return (CallOf("silu", {"x": x}),)
@@ -69,12 +69,6 @@ def calls_of(entry: Entry) -> tuple[CallOf, ...]:
     if entry.operation == "add" and other is not None and not kwargs:
         return (CallOf("add", {"a": x, "b": other}),)
     return ()
-
-
-def operation_of(entry: Entry) -> str | None:
-    """Return the name of the operation whose plans an entry may have."""
-    calls = calls_of(entry)
-    return calls[0].operation if calls else None
 
 
 def emulated(entry: Entry, plan: BasePlan, known: Mapping[int, Tensor]) -> list[Tensor]:

@@ -10,7 +10,7 @@ exact       in binary64, its casts too (`widened.Widened`).
             inputs. So an operation's error is that of its own roundings, its result's among them,
             and the rounding of an input belongs to the operation that made it.
 "fp32"      as "own", by the model's function in binary32 with all its casts.
-a plan      as one of our plans of the operation has it (`emulating`).
+a plan      as one of our plans of the operation has it (`emulating`), by the same rule.
 
 The backward of an operation is the derivative that autograd gives of its function: in binary64 of
 the exact one, and of the model's by the same rule, with the gradients of its results rounded to
@@ -129,31 +129,32 @@ class Step:
                 self.kept[node.number].append(node)
         if end is None:
             return Outcome(known, {}, {})
-        return Outcome(known, *self._backward(nodes, end, known[end], SUMS in back))
+        return Outcome(known, *self._backward(nodes, end, known[end], back.get(SUMS)))
 
     def _backward(
-        self, nodes: "list[_Node]", end: int, loss: Tensor, own_sums: bool
+        self, nodes: "list[_Node]", end: int, loss: Tensor, sums: Way | None
     ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
         waiting: dict[int, list[Tensor]] = {end: [torch.ones_like(loss)]}
         passed: dict[int, Tensor] = {}
         for node in reversed(nodes):
             outputs = self.tape.entries[node.number].outputs
             given = [
-                self._summed(v, waiting.pop(v), own_sums) if v in waiting else None for v in outputs
+                self._summed(v, waiting.pop(v), sums) if v in waiting else None for v in outputs
             ]
             if all(x is None for x in given):
                 continue
             passed |= {v: x for v, x in zip(outputs, given, strict=True) if x is not None}
             for v, x in node.backward(given).items():
                 waiting.setdefault(v, []).append(x)
-        found = {v: self._summed(v, x, own_sums) for v, x in waiting.items()}
+        found = {v: self._summed(v, x, sums) for v, x in waiting.items()}
         return {v: found[v] for v in self.parameters if v in found}, passed
 
-    def _summed(self, value: int, parts: list[Tensor], own: bool) -> Tensor:
-        """Return the sum of gradients of a value, in its type or in binary64."""
-        if not own or len(parts) == 1:
+    def _summed(self, value: int, parts: list[Tensor], way: Way | None) -> Tensor:
+        """Return the sum of gradients of a value, in its type, in binary32 or in binary64."""
+        if way is None or len(parts) == 1:
             return reduce(torch.add, parts)
-        narrow = [x.to(self.dtype(value)) for x in parts]
+        dtype = torch.float32 if way == "fp32" else self.dtype(value)
+        narrow = [x.to(dtype) for x in parts]
         near = reduce(torch.add, [x.double() for x in narrow])
         return _moved(reduce(torch.add, parts), reduce(torch.add, narrow).double(), near)
 
@@ -234,11 +235,9 @@ class _Node:
         return {v: _cast(x, self.step.dtype(v)) for v, x in self.known.items()}
 
     @cached_property
-    def is_held(self) -> bool:
-        """Whether these types hold what it reads."""
-        return all(
-            _equal(x.to(self.known[v].dtype), self.known[v]) for v, x in self.rounded.items()
-        )
+    def widened(self) -> dict[int, Tensor]:
+        """The same in binary64."""
+        return {v: _cast(x, torch.float64) for v, x in self.rounded.items()}
 
     @cached_property
     def own(self) -> Ran:
@@ -249,33 +248,45 @@ class _Node:
         known = {v: _cast(x, torch.float32) for v, x in self.known.items()}
         return self.step.ran(self.number, known, torch.float32)
 
+    def is_held(self, way: Way) -> bool:
+        """Return whether the types of an arithmetic hold what it reads."""
+        return way != "fp32" and all(_equal(x, self.known[v]) for v, x in self.widened.items())
+
+    def near(self, way: Way) -> Ran:
+        """Return what it computes in binary64 of what it reads, rounded to these types."""
+        if self.is_held(way):
+            return self.wide
+        return self.wide_single if way == "fp32" else self.wide_rounded
+
     @cached_property
     def wide_rounded(self) -> Ran:
-        if self.is_held:
-            return self.wide
-        known = {v: x.to(self.known[v].dtype) for v, x in self.rounded.items()}
-        return self.step.ran(self.number, known, torch.float64)
+        return self.step.ran(self.number, self.widened, torch.float64)
 
     @cached_property
     def wide_single(self) -> Ran:
         known = {v: _cast(_cast(x, torch.float32), torch.float64) for v, x in self.known.items()}
         return self.step.ran(self.number, known, torch.float64)
 
+    @property
+    def results_rounded(self) -> list[Tensor]:
+        """The results in its arithmetic, in binary64, on what it reads rounded to its types."""
+        if isinstance(self.way, BasePlan):
+            entry = self.step.tape.entries[self.number]
+            return emulated(entry, self.way, self.widened)
+        low = self.own if self.way == "own" else self.single
+        return [_cast(x.detach(), torch.float64) for x in low.outputs]
+
     def forward(self) -> list[Tensor]:
         """Return the outputs in binary64."""
         if self.way is None:
             return [x.detach() for x in self.wide.outputs]
-        entry = self.step.tape.entries[self.number]
-        if isinstance(self.way, BasePlan):
-            return emulated(entry, self.way, self.known)
-        low = self.own if self.way == "own" else self.single
-        values = [_cast(x.detach(), torch.float64) for x in low.outputs]
-        if self.way == "own" and self.is_held:
-            return values
-        at = self.wide_rounded if self.way == "own" else self.wide_single
+        own = self.results_rounded
+        if self.is_held(self.way):
+            return own
+        near = self.near(self.way).outputs
         return [
             _moved(x.detach(), y, z.detach())
-            for x, y, z in zip(self.wide.outputs, values, at.outputs, strict=True)
+            for x, y, z in zip(self.wide.outputs, own, near, strict=True)
         ]
 
     def backward(self, given: list[Tensor | None]) -> dict[int, Tensor]:
@@ -283,24 +294,25 @@ class _Node:
         if self.back is None:
             return _gradients(self.wide, given)
         entry = self.step.tape.entries[self.number]
-        if isinstance(self.back, BasePlan):
-            return emulated_gradients(entry, self.back, self.known, given)
-        if self.back == "own":
-            low, at = self.own, self.wide_rounded
-            types = [self.step.dtype(v) for v in entry.outputs]
-        else:
-            low, at = self.single, self.wide_single
-            types = [torch.float32 for _ in entry.outputs]
+        types = [
+            torch.float32 if self.back == "fp32" else self.step.dtype(v) for v in entry.outputs
+        ]
         narrow = [
             None if x is None else _cast(x, dtype) for x, dtype in zip(given, types, strict=True)
         ]
         again = [None if x is None else x.double() for x in narrow]
-        found = {v: x.double() for v, x in _gradients(low, narrow).items()}
-        is_held = self.back == "own" and self.is_held
-        if is_held and all(x is None or _equal(x, y) for x, y in zip(given, again, strict=True)):
+        if isinstance(self.back, BasePlan):
+            found = emulated_gradients(entry, self.back, self.widened, again)
+        else:
+            low = self.own if self.back == "own" else self.single
+            found = {v: x.double() for v, x in _gradients(low, narrow).items()}
+        pairs = zip(given, again, strict=True)
+        if self.is_held(self.back) and all(
+            x is None or y is None or _equal(x, y) for x, y in pairs
+        ):
             return found
-        exact, near = _gradients(self.wide, given), _gradients(at, again)
-        return {v: _moved(exact[v], x, near[v]) for v, x in found.items()}
+        exact, near = _gradients(self.wide, given), _gradients(self.near(self.back), again)
+        return {v: _moved(exact[v], x, near[v]) for v, x in found.items() if v in exact}
 
 
 def _gradients(ran: Ran, given: list[Any]) -> dict[int, Tensor]:
