@@ -12,6 +12,7 @@ import numpy as np
 from roundscope.emu.stats.comparison import Lost, deviations, gain, lost, relative_rms
 
 NOTHING = 1e-13  # a relative error that is binary64's own
+WORTH = 0.9  # the part of an error that may be left by a change that is worth telling
 FEW = 12  # lines of a text, of operations and of events
 
 
@@ -186,9 +187,8 @@ class ModelBudget:
         total: The errors of the step.
         lines: A line for each group of operations that makes an error, the largest first.
         events: A line for each rounding event of groups whose plan is known, the largest first.
-        repair: The change that takes away most of the error among those that were tried; None if
-            there is no error.
-        tried: The changes that were tried: the repairs, and that of the caller.
+        tried: The changes that were tried: the largest groups and events in binary32, and that of
+            the caller.
         operations: How many operations the step has.
         is_logprobs: Whether the step ends with log-probabilities of tokens; else with an output.
         unequal: The part of the numbers of the gradients in which the step, replayed, differs from
@@ -209,7 +209,6 @@ class ModelBudget:
     total: Errors
     lines: tuple[ModelLine, ...]
     events: tuple[ModelLine, ...]
-    repair: Tried | None
     tried: tuple[Tried, ...]
     operations: int
     is_logprobs: bool
@@ -265,13 +264,18 @@ class ModelBudget:
                 parts.append(f"{what} {' and '.join(f'{x:.0%} is made by {y}' for x, y in most)}")
         text = f"{'; '.join(parts)}."
         text = text[:1].upper() + text[1:]
-        if self.repair is None:
-            return text
-        before, after = (x.of(self.first) for x in (self.total, self.repair.errors))
-        what = f"the error of the {self.called(self.first)} falls from {before:.1e} to {after:.1e}"
-        if not after < 0.95 * before:
-            return f"{text} No change of one part that was tried takes away more than 5 % of it."
-        return f"{text} With {self.repair.words}, {what}."
+        return " ".join([text, *(self._repair_words(result) for result in self.results)])
+
+    def repair(self, result: str) -> Tried | None:
+        """Return what was tried that leaves the least error of a result."""
+        return min(self.tried, key=lambda x: x.errors.of(result), default=None)
+
+    def _repair_words(self, result: str) -> str:
+        best, what = self.repair(result), f"the error of the {self.called(result)}"
+        before = self.total.of(result)
+        if best is None or not best.errors.of(result) < WORTH * before:
+            return f"No change that was tried takes away a tenth of {what}."
+        return f"With {best.words}, {what} falls from {before:.1e} to {best.errors.of(result):.1e}."
 
     def _broken_words(self) -> str:
         assert self.broken is not None

@@ -212,8 +212,7 @@ class _Measuring:
         lines = self._sorted(self._groups_measured())
         notes: list[str] = []
         found = self._sorted(self._events_measured(lines, notes)) if events else []
-        tried = [self._tried(x) for x in (*found[:TRIED], *lines[:TRIED])]
-        repair = min(tried, key=lambda x: x.errors.of(self.names[0]), default=None)
+        tried = [self._tried(x) for x in (*self._largest(found), *self._largest(lines))]
         if wanted:
             ways: dict[int, Way] = {n: x for n, x in (self.own | changes).items() if x is not None}
             words = "; ".join(f"{key}: {text}" for key, text, _ in wanted)
@@ -222,7 +221,6 @@ class _Measuring:
             total=self.total,
             lines=tuple(x.line for x in lines),
             events=tuple(x.line for x in found),
-            repair=repair,
             tried=tuple(tried),
             operations=len(self.tape.counted),
             is_logprobs=(self.tape.logits or self.tape.logprobs) is not None,
@@ -252,6 +250,15 @@ class _Measuring:
             return rescues, share if np.isfinite(share) else 0.0
 
         return sorted(kept, key=weight, reverse=True)
+
+    def _largest(self, found: Sequence[Measured]) -> list[Measured]:
+        """Return the largest of each result."""
+        most = []
+        for name in self.names:
+            each = [x for x in found if x.line.share(name, self.total) > NEGLIGIBLE]
+            each.sort(key=lambda x: -x.line.share(name, self.total))
+            most += [x for x in each[:TRIED] if x not in most]
+        return most
 
     def _tried(self, found: Measured) -> Tried:
         words = f"{found.group.name}: {found.words}"
