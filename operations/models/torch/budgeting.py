@@ -15,6 +15,7 @@ from roundscope.attention.budget.parts import Part, alone, promotion, rounding_p
 from roundscope.attention.torch.arrays import numpy_of
 from roundscope.emu.errors import unknown
 from roundscope.emu.shown import shown
+from roundscope.emu.stats.comparison import agree, relative_rms
 from roundscope.events.plan import BasePlan
 from roundscope.operations.models.align import ending
 from roundscope.operations.models.budget import (
@@ -52,14 +53,14 @@ class Measured(NamedTuple):
 
     line   the line
     group  its group
-    words  the change, such as "OUT=fp32"
-    way    the arithmetic of the group with it
+    words  the change, such as "OUT=fp32"; "exact" for binary64
+    way    the arithmetic of the group with it; None for binary64
     """
 
     line: ModelLine
     group: Group
     words: str
-    way: Way
+    way: Way | None
 
 
 def error_budget(
@@ -217,6 +218,7 @@ class _Measuring:
             ways: dict[int, Way] = {n: x for n, x in (self.own | changes).items() if x is not None}
             words = "; ".join(f"{key}: {text}" for key, text, _ in wanted)
             tried.append(Tried(words, self.errors(ways)))
+        unequal = self._unequal(notes) if has_gradients else 0.0
         return ModelBudget(
             total=self.total,
             lines=tuple(x.line for x in lines),
@@ -224,7 +226,7 @@ class _Measuring:
             tried=tuple(tried),
             operations=len(self.tape.counted),
             is_logprobs=(self.tape.logits or self.tape.logprobs) is not None,
-            unequal=self._unequal() if has_gradients else 0.0,
+            unequal=unequal,
             broken=self._broken(),
             notes=tuple(notes),
         )
@@ -273,8 +275,20 @@ class _Measuring:
             line = self._line(group, "", group.how, own, None)
             if line.without is not None and self.tape.loss is not None:
                 line = replace(line, backward=self.errors({}, own))
-            found.append(Measured(line, group, "fp32", "fp32"))
+            is_single = self._is_single(group)
+            wider: tuple[str, Way | None] = ("exact", None) if is_single else ("fp32", "fp32")
+            found.append(Measured(line, group, *wider))
         return found
+
+    def _is_single(self, group: Group) -> bool:
+        """Return whether a group has binary32 already."""
+        values = [
+            self.tape.values[v]
+            for n in (range(len(self.tape.entries)) if group.numbers == (SUMS,) else group.numbers)
+            for v in self.tape.entries[n].outputs
+        ]
+        types = {x.dtype for x in values if x.array.is_floating_point()}
+        return "float32" in types and types <= {"float32", "float64"}
 
     def _meant(self, key: str) -> tuple[int, ...]:
         """Return the entries of a group or an operation.
@@ -303,7 +317,8 @@ class _Measuring:
             return "fp32"
         entries = [self.tape.entries[n] for n in numbers if n != SUMS]
         try:
-            return plan_in_words(self.tape, entries, self.own_run.values, words)
+            plan: BasePlan = plan_in_words(self.tape, entries, self.own_run.values, words)
+            return plan
         except ValueError as error:
             raise ValueError(f"plan {key}={shown(words)}: {error}") from None
 
@@ -358,17 +373,28 @@ class _Measuring:
             line = replace(line, without=self.errors(self.replaced(group.numbers, absent)))
         return line
 
-    def _unequal(self) -> float:
+    def _unequal(self, notes: list[str]) -> float:
         """Return the part of the numbers of the gradients that are not those of the model."""
         own = own_gradients(self.side)
-        differ = total = 0
-        for v, parameter in self.step.parameters.items():
-            if (x := own.get(id(parameter))) is None:
-                continue
-            again = self.own_run.gradients.get(v, torch.zeros_like(x))
-            differ += int(((x != again) & ~((x != x) & (again != again))).sum())
-            total += x.numel()
-        return differ / total if total else 0.0
+        pairs = [
+            (numpy_of(self.own_run.gradients.get(v, torch.zeros_like(x))), numpy_of(x))
+            for v, parameter in self.step.parameters.items()
+            if (x := own.get(id(parameter))) is not None
+        ]
+        if not pairs:
+            return 0.0
+        again, want = (
+            np.concatenate([x.reshape(-1) for x in each]) for each in zip(*pairs, strict=True)
+        )
+        share = float((~agree(again, want)).mean())
+        if share:
+            apart = relative_rms(again, want)
+            notes.append(
+                f"{share:.1%} of the numbers of the gradients are others than the model's own, by"
+                f" {apart:.1e} of their length: autograd adds gradients in another order where an"
+                " operation reads a value twice"
+            )
+        return share
 
     def _broken(self) -> Broken | None:
         """Return where numbers stop being finite."""

@@ -101,7 +101,7 @@ def plan_in_words(
     if base is None:
         name = next(_of_implementations(operation))
         raise ValueError(
-            f"no plan of {operation.name} gives its bits, so begin with one, as in '{name}; {words}'"
+            f"no plan of {operation.name} gives its bits: begin with one, as '{name}; {words}'"
         )
     return base.changed(words)
 
@@ -109,8 +109,7 @@ def plan_in_words(
 def parts_of(tape: Tape, entries: Sequence[Entry], plan: BasePlan, ran: Outcome) -> list[Part]:
     """Return the events of a plan that change a number of some entries.
 
-    Those in binary32 are one part. Events of inputs are left out, since the operations that made
-    these have rounded them; so are sums of tensor cores, which cannot run alone.
+    Those in binary32 are one part. Sums of tensor cores are left out, which cannot run alone.
     """
     changing: set[str] = set()
     for entry in entries:
@@ -132,7 +131,6 @@ def parts_of(tape: Tape, entries: Sequence[Entry], plan: BasePlan, ran: Outcome)
         part
         for part in rounding_parts(plan, changing, tape.loss is not None)
         if not on_tensor_core(plan, part)
-        and not any(site.stage == "inputs" for site, _ in part.places)
     ]
     narrow = [part for part in parts if is_narrow(plan, part)]
     wide = [part for part in parts if not is_narrow(plan, part)]

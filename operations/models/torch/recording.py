@@ -157,7 +157,7 @@ class Recorder(TorchFunctionMode):
                 note=note,
             )
             self.entries.append(entry)
-            self.runners[number] = partial(_again, func, tuple(written))
+            self.runners[number] = partial(_again, func, tuple(written), _autocast())
             return out
         finally:
             self.is_silent = was_silent
@@ -208,16 +208,31 @@ def _writes(function: str) -> bool:
     return last == "__setitem__" or (last.endswith("_") and not last.endswith("__"))
 
 
+def _autocast() -> dict[str, torch.dtype]:
+    """Return the type to which `torch.autocast` casts on each kind of device where it is on."""
+    kinds = (kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind))
+    return {kind: torch.get_autocast_dtype(kind) for kind in kinds}
+
+
 def _again(
     func: Callable[..., Any],
     written: tuple[int, ...],
+    autocast: Mapping[str, torch.dtype],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     grad: bool = False,
+    is_plain: bool = False,
 ) -> list[Any]:
     """Run a function again, on copies of the arguments into which it writes.
 
-    grad: whether autograd keeps what it needs for gradients.
+    Args:
+        func: The function.
+        written: The numbers of these arguments.
+        autocast: The casts of `torch.autocast` where it ran.
+        args: Its arguments.
+        kwargs: Its arguments by name.
+        grad: Whether autograd keeps what it needs for gradients.
+        is_plain: Whether it runs without these casts.
     """
     number = -1
 
@@ -227,7 +242,10 @@ def _again(
         return x.clone() if isinstance(x, Tensor) and number in written else x
 
     args, kwargs = mapped(copied, (tuple(args), dict(kwargs))) if written else (args, kwargs)
-    with torch.set_grad_enabled(grad):
+    with ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(grad))
+        for kind, dtype in autocast.items() if not is_plain else ():
+            stack.enter_context(torch.autocast(kind, dtype))
         out = func(*args, **kwargs)
     outputs = [x for x in leaves(out) if isinstance(x, Tensor)]
     given = [x for x in leaves((args, kwargs)) if isinstance(x, Tensor)]

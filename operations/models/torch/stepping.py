@@ -194,7 +194,7 @@ class Step:
                 leaf(v)
             stands_for = {i: inputs[v] for i, v in by_id.items()}
             with Widened(dtype, stands_for) as mode, torch.compiler.set_stance("force_eager"):
-                outputs = runner(*given, grad=True)
+                outputs = runner(*given, grad=True, is_plain=True)
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             what = "again with gradients" if dtype is None else f"in {dtype}"
             raise NotRepeatable(
