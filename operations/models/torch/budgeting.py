@@ -176,11 +176,11 @@ class _Measuring:
 
     def _results(self, found: Outcome) -> Results:
         tape = self.tape
-        end = numpy_of(found.values[ending(tape)])
+        end = _numbers(found.values[ending(tape)])
         table = None
         if tape.logits is not None:
             assert tape.tokens is not None
-            table = log_softmax(numpy_of(found.values[tape.logits])[:, :-1])
+            table = log_softmax(_numbers(found.values[tape.logits])[:, :-1])
             if tape.logprobs is None:
                 end = np.take_along_axis(table, tape.tokens[:, 1:, None], -1)
             table = table.reshape(-1, table.shape[-1])
@@ -189,7 +189,7 @@ class _Measuring:
             end=end.reshape(-1),
             table=table,
             gradients={
-                tape.values[v].name.removeprefix(PARAMETER): numpy_of(x)
+                tape.values[v].name.removeprefix(PARAMETER): _numbers(x)
                 for v, x in found.gradients.items()
             },
         )
@@ -377,7 +377,7 @@ class _Measuring:
         """Return the part of the numbers of the gradients that are not those of the model."""
         own = own_gradients(self.side)
         pairs = [
-            (numpy_of(self.own_run.gradients.get(v, torch.zeros_like(x))), numpy_of(x))
+            (_numbers(self.own_run.gradients.get(v, torch.zeros_like(x))), _numbers(x))
             for v, parameter in self.step.parameters.items()
             if (x := own.get(id(parameter))) is not None
         ]
@@ -403,7 +403,7 @@ class _Measuring:
             for v in entry.outputs:
                 if self.tape.values[v].array.is_floating_point():
                     found = broken_in(
-                        entry.title, numpy_of(own.values[v]), numpy_of(exact.values[v]), "results"
+                        entry.title, _numbers(own.values[v]), _numbers(exact.values[v]), "results"
                     )
                     if found:
                         return found
@@ -412,13 +412,17 @@ class _Measuring:
                 if v in own.passed and v in exact.passed:
                     found = broken_in(
                         f"the gradient that {entry.title} gets",
-                        numpy_of(own.passed[v]),
-                        numpy_of(exact.passed[v]),
+                        _numbers(own.passed[v]),
+                        _numbers(exact.passed[v]),
                         "gradients",
                     )
                     if found:
                         return found
         return None
+
+
+def _numbers(x: Tensor) -> np.ndarray:
+    return numpy_of(x.cpu())
 
 
 def own_gradients(side: Side) -> dict[int, Tensor]:

@@ -76,7 +76,7 @@ def emulated(entry: Entry, plan: BasePlan, known: Mapping[int, Tensor]) -> list[
     found: list[Tensor] = [torch.empty(0)] * len(entry.outputs)
     for call, inputs in arrays_of(entry, known):
         ran = run(call.operation, plan, inputs, settings=call.settings)
-        found[call.output] = _tensor(ran.outputs["out"])
+        found[call.output] = _tensor(ran.outputs["out"], known)
     return found
 
 
@@ -94,11 +94,11 @@ def emulated_gradients(
             plan,
             inputs,
             settings=call.settings,
-            gradients={"out": numpy_of(own)},
+            gradients={"out": numpy_of(own.cpu())},
         )
         for name, gradient in ran.gradients.items():
             if name in call.inputs:
-                v, x = call.inputs[name], _tensor(gradient)
+                v, x = call.inputs[name], _tensor(gradient, known)
                 found[v] = found[v] + x if v in found else x
     return found
 
@@ -113,7 +113,7 @@ def arrays_of(
             shape = tensors["x"].shape
             tables = {n: tensors[n].unsqueeze(1).expand(shape) for n in ("cos", "sin")}
             tensors |= tables
-        yield call, {name: numpy_of(x) for name, x in tensors.items()}
+        yield call, {name: numpy_of(x.cpu()) for name, x in tensors.items()}
 
 
 def is_emulated(entry: Entry, known: Mapping[int, Tensor]) -> bool:
@@ -132,5 +132,7 @@ def is_emulated(entry: Entry, known: Mapping[int, Tensor]) -> bool:
     return bool(calls)
 
 
-def _tensor(x: np.ndarray) -> Tensor:
-    return tensor_of(np.asarray(x).astype(np.float64))
+def _tensor(x: np.ndarray, known: Mapping[int, Tensor]) -> Tensor:
+    """Return an array in binary64, where the values of an entry are."""
+    device = next(iter(known.values())).device
+    return tensor_of(np.asarray(x).astype(np.float64)).to(device)

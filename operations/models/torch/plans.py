@@ -117,7 +117,7 @@ def parts_of(tape: Tape, entries: Sequence[Entry], plan: BasePlan, ran: Outcome)
             given = ran.passed.get(entry.outputs[call.output])
             after = None
             if given is not None and OPERATIONS[call.operation].backward is not None:
-                after = {"out": numpy_of(given)}
+                after = {"out": numpy_of(given.cpu())}
             stats = run(
                 call.operation,
                 plan,
