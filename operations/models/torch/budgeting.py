@@ -30,7 +30,7 @@ from roundscope.operations.models.budget import (
     errors_of,
 )
 from roundscope.operations.models.replay import check_replays, log_softmax
-from roundscope.operations.models.tape import PARAMETER, Tape
+from roundscope.operations.models.tape import PARAMETER, Tape, refs
 from roundscope.operations.models.torch.grouping import By, Group, groups_of
 from roundscope.operations.models.torch.plans import (
     found_plan,
@@ -281,12 +281,13 @@ class _Measuring:
         return found
 
     def _is_single(self, group: Group) -> bool:
-        """Return whether a group has binary32 already."""
-        values = [
-            self.tape.values[v]
-            for n in (range(len(self.tape.entries)) if group.numbers == (SUMS,) else group.numbers)
-            for v in self.tape.entries[n].outputs
+        """Return whether all that a group reads and makes is in binary32 or binary64."""
+        every = range(len(self.tape.entries))
+        entries = [
+            self.tape.entries[n] for n in (every if SUMS in group.numbers else group.numbers)
         ]
+        touched = {v for e in entries for v in (*refs(e.arguments), *e.outputs)}
+        values = [self.tape.values[v] for v in touched]
         types = {x.dtype for x in values if x.array.is_floating_point()}
         return "float32" in types and types <= {"float32", "float64"}
 
