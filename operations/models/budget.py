@@ -77,7 +77,9 @@ def errors_of(own: Results, exact: Results) -> Errors:
     off = np.abs(deviations(own.end, exact.end))
     kl = None
     if own.table is not None and exact.table is not None:
-        kl = float((np.exp(exact.table) * deviations(exact.table, own.table)).sum(-1).mean())
+        apart = deviations(exact.table, own.table)
+        is_lost = not np.isfinite(apart).all()
+        kl = math.inf if is_lost else float((np.exp(exact.table) * apart).sum(-1).mean())
     weights = {
         name: Gradient(relative_rms(own.gradients[name], x), gain(own.gradients[name], x))
         for name, x in exact.gradients.items()
@@ -203,7 +205,7 @@ class ModelBudget:
         >>> model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)).double()
         >>> x = {"input": torch.randn(4, 64).double()}
         >>> error_budget(model, x, loss=lambda out, inputs: out.square().mean()).sentence
-        'The step makes no error: 3 operations, all of them in binary64.'
+        "The step of 3 operations makes no error beyond binary64's."
     """
 
     total: Errors
@@ -249,22 +251,18 @@ class ModelBudget:
         if self.broken is not None:
             return self._broken_words()
         if self.is_exact or not self.lines:
-            what = f"{self.operations:,} operations, all of them in binary64"
-            return f"The step makes no error: {what}."
+            return f"The step of {self.operations:,} operations makes no error beyond binary64's."
         parts: list[str] = []
         for result in self.results:
             each = [(x.share(result, self.total), x.name) for x in self.lines]
             most = [x for x in sorted(each, reverse=True)[:2] if x[0] > 0.05]
-            if most:
-                what = (
-                    f"of the {self.called(result)}"
-                    if parts
-                    else (f"of the squared error of the {self.called(result)}")
-                )
-                parts.append(f"{what} {' and '.join(f'{x:.0%} is made by {y}' for x, y in most)}")
-        text = f"{'; '.join(parts)}."
-        text = text[:1].upper() + text[1:]
-        return " ".join([text, *(self._repair_words(result) for result in self.results)])
+            what = "that" if parts else "the squared error"
+            for i, (share, name) in enumerate(most):
+                whole = f" of {what} of the {self.called(result)}"
+                parts.append(f"and {name} {share:.0%}" if i else f"{name} makes {share:.0%}{whole}")
+        text = f"{'; '.join(parts)}.".replace("; and", " and")
+        repairs = [self._repair_words(result) for result in self.results]
+        return " ".join([text, *filter(None, repairs)])
 
     def repair(self, result: str) -> Tried | None:
         """Return what was tried that leaves the least error of a result."""
@@ -273,9 +271,13 @@ class ModelBudget:
     def _repair_words(self, result: str) -> str:
         best, what = self.repair(result), f"the error of the {self.called(result)}"
         before = self.total.of(result)
+        if before <= NOTHING:
+            return ""
         if best is None or not best.errors.of(result) < WORTH * before:
             return f"No change that was tried takes away a tenth of {what}."
-        return f"With {best.words}, {what} falls from {before:.1e} to {best.errors.of(result):.1e}."
+        name, _, change = best.words.partition(": ")
+        how = {"fp32": f"{name} in FP32", "exact": f"{name} in binary64"}.get(change, best.words)
+        return f"With {how}, {what} falls from {before:.1e} to {best.errors.of(result):.1e}."
 
     def _broken_words(self) -> str:
         assert self.broken is not None

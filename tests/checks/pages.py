@@ -54,7 +54,7 @@ PAGES: dict[str, tuple[str, list[str]]] = {
     ),
     "model-budget": (
         "model-budget/report.html",
-        ["budget tests.checks.pages:run --plan 'rms_norm: XC=fp32 XW=fp32' --out model-budget"],
+        ["budget tests.checks.pages:run --plan rms_norm:XC=fp32 --out model-budget"],
     ),
     "check-cast": (
         "check-cast/report.html",

@@ -154,6 +154,8 @@ def _loss_of(side: Side) -> Callable[[Any, Any], Tensor]:
                 "loss= is needed where a model has no logits of tokens: give a function of (what"
                 " the model returned, inputs), or gradients=False"
             )
+        if tokens.shape[1] < 2:
+            raise ValueError(f"tokens {tuple(tokens.shape)}: give 2 or more in a row for a loss")
         wide = logits[:, :-1].double()
         return F.cross_entropy(wide.reshape(-1, wide.shape[-1]), tokens[:, 1:].reshape(-1))
 
@@ -180,7 +182,8 @@ class _Measuring:
         table = None
         if tape.logits is not None:
             assert tape.tokens is not None
-            table = log_softmax(_numbers(found.values[tape.logits])[:, :-1])
+            with np.errstate(all="ignore"):  # infinite and NaN are told later
+                table = log_softmax(_numbers(found.values[tape.logits])[:, :-1])
             if tape.logprobs is None:
                 end = np.take_along_axis(table, tape.tokens[:, 1:, None], -1)
             table = table.reshape(-1, table.shape[-1])
@@ -225,7 +228,7 @@ class _Measuring:
             events=tuple(x.line for x in found),
             tried=tuple(tried),
             operations=len(self.tape.counted),
-            is_logprobs=(self.tape.logits or self.tape.logprobs) is not None,
+            is_logprobs=self.tape.logits is not None or self.tape.logprobs is not None,
             unequal=unequal,
             broken=self._broken(),
             notes=tuple(notes),

@@ -77,7 +77,7 @@ def test_binary64_makes_no_error():
     given, linear, _ = made()
     found = error_budget(Chain(linear, nn.SiLU()), given, loss=square)
     assert found.is_exact and not found.lines and found.total.loss == 0
-    assert found.sentence == "The step makes no error: 4 operations, all of them in binary64."
+    assert found.sentence == "The step of 4 operations makes no error beyond binary64's."
 
 
 def test_the_only_rough_operation_makes_all():
@@ -299,6 +299,26 @@ def test_what_is_not_finite_comes_first():
     assert found.sentence.startswith("1 of 4 results is infinite, first in mul")
     assert "With mul in binary64 alone, all are finite." in found.sentence
     assert all(math.isnan(line.share("end", found.total)) for line in found.lines)
+
+
+def test_a_gradient_that_is_not_finite_comes_first():
+    """A loss that is scaled too much for FP16, and results that are finite."""
+    x = {"x": torch.tensor([[1.0, 2.0, 3.0, 4.0]], dtype=torch.float16)}
+    found = error_budget(Large(), x, loss=lambda out, inputs: out.float().sum() * 2.0**17)
+    assert found.total.end < 1e-2 and math.isinf(found.total.gradients.error)
+    assert found.sentence.startswith("4 of 4 gradients are infinite, first in the gradient that")
+    assert "With cast fp16 to fp32 in binary64 alone, all are finite." in found.sentence
+
+
+def test_logits_that_are_not_numbers():
+    model = small.llama(layers=1, dtype=torch.float16)
+    model.model.layers[0].mlp.down_proj.weight.data *= 6e4
+    model.model.layers[0].mlp.up_proj.weight.data *= 1e4
+    found = error_budget(model, IDS, gradients=False, events=False)
+    assert found.broken and math.isinf(found.total.kl) and math.isinf(found.total.end)
+    assert math.isinf(found.total.mean) and str(found).startswith(
+        found.broken.lost.words("results")
+    )
 
 
 @pytest.mark.parametrize(

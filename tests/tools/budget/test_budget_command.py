@@ -43,7 +43,11 @@ def told(capsys, *words):
 
 def test_gradients_alone(capsys, tmp_path):
     code, out, _ = told(capsys, f"{HERE}:mine", "--out", str(tmp_path))
-    assert code == 0 and "100% is made by cast bf16 to fp64" in " ".join(out.split())
+    assert (
+        code == 0
+        and "cast bf16 to fp64 makes 100% of the squared error of the gradients"
+        in " ".join(out.split())
+    )
     page = (tmp_path / "report.html").read_text()
     assert "Gradients of the weights" in page and "<svg" in page
     data = json.loads((tmp_path / "budget.json").read_text())
@@ -65,7 +69,7 @@ def test_an_output_and_a_plan(capsys):
 
 def test_what_has_no_error_or_an_infinite_one(capsys):
     code, out, _ = told(capsys, f"{HERE}:wide", "--no-gradients")
-    assert code == 0 and "The step makes no error: 3 operations" in out
+    assert code == 0 and "The step of 3 operations makes no error" in out
     code, out, _ = told(capsys, f"{HERE}:infinite", "--no-gradients")
     assert code == 0 and out.startswith("1 of 4 results is infinite, first in mul")
 
