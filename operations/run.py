@@ -15,7 +15,7 @@ from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.errors import unknown
 from roundscope.emu.formats.format import Format
-from roundscope.emu.roundings.modes import BF16, BINARY32, rounding
+from roundscope.emu.roundings.modes import BF16, BINARY32, FP16, rounding
 from roundscope.emu.shown import shown
 from roundscope.emu.stats.summary import Stats
 from roundscope.events.hook import Events
@@ -240,6 +240,11 @@ def plan_of(operation: Operation, plan: BasePlan | str) -> Any:
         made = half(made)
     elif suffix:
         made = made.rounded({site: BINARY32 for site in made.SITES if made[site] == BF16})
+    for site in made.PRODUCTS if suffix else ():
+        own = made.accumulator(site)
+        if own.step == BF16:
+            step = FP16 if suffix == "fp16" else BINARY32
+            made = made.adding(site, replace(own, step=step))
     return replace(made, name=plan)
 
 
