@@ -1,5 +1,6 @@
 """The operations by name; attention has calls of its own (`roundscope.attention`)."""
 
+from roundscope.operations.adamw import ADAMW
 from roundscope.operations.embedding import EMBEDDING
 from roundscope.operations.gated import SILU, SILU_MUL
 from roundscope.operations.linear import LINEAR
@@ -21,6 +22,7 @@ OPERATIONS: dict[str, Operation] = {
         ADD,
         LOG_SOFTMAX,
         CROSS_ENTROPY,
+        ADAMW,
     )
 }
 """The operations by name."""

@@ -25,6 +25,12 @@ def inputs_of(name: str, rows: tuple[int, ...] = (2, 3), seed: int = 0) -> dict[
         "add": {"a": x, "b": drawn(*rows, features)},
         "log_softmax": {"x": x},
         "cross_entropy": {"x": x, "target": rng.integers(0, features, rows)},
+        "adamw": {
+            "parameter": x,
+            "gradient": drawn(*rows, features),
+            "exp_avg": drawn(*rows, features),
+            "exp_avg_sq": drawn(*rows, features) ** 2,
+        },
     }[name]
     if name == "cross_entropy":
         found["target"].flat[1] = -100
@@ -56,6 +62,15 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, residual: np.ndarray) -> np.ndar
     return y / np.sqrt((y * y).mean(-1, keepdims=True) + 1e-6) * weight
 
 
+def adamw(
+    parameter: np.ndarray, gradient: np.ndarray, exp_avg: np.ndarray, exp_avg_sq: np.ndarray
+) -> np.ndarray:
+    """The first step with the default settings, as algorithm 2 of the paper has it."""
+    m = (0.9 * exp_avg + 0.1 * gradient) / (1 - 0.9)
+    v = (0.999 * exp_avg_sq + 0.001 * gradient**2) / (1 - 0.999)
+    return parameter - 1e-3 * m / (np.sqrt(v) + 1e-8) - 1e-3 * 0.01 * parameter
+
+
 FORMULAS: dict[str, Any] = {
     "embedding": lambda weight, tokens: weight[tokens],
     "rms_norm": rms_norm,
@@ -66,5 +81,6 @@ FORMULAS: dict[str, Any] = {
     "add": lambda a, b: a + b,
     "log_softmax": log_softmax,
     "cross_entropy": cross_entropy,
+    "adamw": adamw,
 }
 """The formula of each operation, as a function of its inputs in binary64."""
