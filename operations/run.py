@@ -15,7 +15,7 @@ from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.errors import unknown
 from roundscope.emu.formats.format import Format
-from roundscope.emu.roundings.modes import BF16, BINARY32, rounding
+from roundscope.emu.roundings.modes import BF16, BINARY32, FP16, rounding
 from roundscope.emu.shown import shown
 from roundscope.emu.stats.summary import Stats
 from roundscope.events.hook import Events
@@ -235,10 +235,12 @@ def plan_of(operation: Operation, plan: BasePlan | str) -> Any:
     if plain not in operation.published:
         raise ValueError(unknown(f"plan of {operation.name}", plain, operation.published))
     made = operation.published[plain]()
-    if suffix == "fp16":
-        made = half(made)
-    elif suffix:
-        made = made.rounded({site: BINARY32 for site in made.SITES if made[site] == BF16})
+    if suffix:
+        kind = FP16 if suffix == "fp16" else BINARY32
+        for site in (s for s in made.PRODUCTS if made.accumulator(s).step == BF16):
+            made = made.adding(site, replace(made.accumulator(site), step=kind))
+        narrow = {site: kind for site in made.SITES if made[site] == BF16}
+        made = half(made) if suffix == "fp16" else made.rounded(narrow)
     return replace(made, name=plan)
 
 
