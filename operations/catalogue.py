@@ -9,6 +9,7 @@ from roundscope.operations.operation import Operation
 from roundscope.operations.residual import ADD
 from roundscope.operations.rms_norm import RMS_NORM
 from roundscope.operations.rope import ROPE
+from roundscope.operations.rope_table import ROPE_TABLE
 
 OPERATIONS: dict[str, Operation] = {
     own.name: own
@@ -16,6 +17,7 @@ OPERATIONS: dict[str, Operation] = {
         EMBEDDING,
         RMS_NORM,
         LINEAR,
+        ROPE_TABLE,
         ROPE,
         SILU,
         SILU_MUL,

@@ -20,6 +20,10 @@ def inputs_of(name: str, rows: tuple[int, ...] = (2, 3), seed: int = 0) -> dict[
         "rms_norm": {"x": x, "weight": drawn(features), "residual": drawn(*rows, features)},
         "linear": {"x": x, "weight": drawn(5, features), "bias": drawn(5)},
         "rope": {"x": x, "cos": np.cos(x + 1.0), "sin": np.sin(x + 1.0)},
+        "rope_table": {
+            "positions": rng.integers(0, 9, rows).astype(np.float32),
+            "frequencies": abs(drawn(FEATURES)),
+        },
         "silu": {"x": x},
         "silu_mul": {"gate": x, "up": drawn(*rows, features)},
         "add": {"a": x, "b": drawn(*rows, features)},
@@ -57,6 +61,11 @@ def rope(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     return np.concatenate(turned, axis=-1)
 
 
+def rope_table(positions: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
+    half = np.cos(positions[..., None] * frequencies)
+    return np.concatenate([half, half], axis=-1)
+
+
 def rms_norm(x: np.ndarray, weight: np.ndarray, residual: np.ndarray) -> np.ndarray:
     y = x + residual
     return y / np.sqrt((y * y).mean(-1, keepdims=True) + 1e-6) * weight
@@ -76,6 +85,7 @@ FORMULAS: dict[str, Any] = {
     "rms_norm": rms_norm,
     "linear": lambda x, weight, bias: np.einsum("...f,gf->...g", x, weight) + bias,
     "rope": rope,
+    "rope_table": rope_table,
     "silu": silu,
     "silu_mul": lambda gate, up: silu(gate) * up,
     "add": lambda a, b: a + b,
