@@ -371,8 +371,8 @@ def torch_cuda() -> Plan:
     """Return torch.optim.AdamW on a GPU, tensor by tensor (foreach=False): operations of the type
     of the parameter, and a product with 1 / sqrt(1 - beta2^t) in place of a division (torch 2.11).
 
-    Equal in every bit in BF16 and FP32, in five steps on an H100
-    (tests/operations/test_on_a_gpu.py).
+    Equal in every bit in BF16, FP16 and FP32, in five steps on an H200
+    (tests/operations/test_gradients_on_a_gpu.py).
     """
     plan = _fused(in_bf16(Plan, "torch-cuda", *STORED, *BETWEEN), Site.MG, Site.VG, Site.UP)
     return replace(plan, square=Square.FIRST, reciprocal=True)
@@ -382,8 +382,8 @@ def torch_cuda_foreach() -> Plan:
     """Return torch.optim.AdamW on a GPU with foreach=True, torch's choice there: as `torch_cuda`,
     but with a division (aten/src/ATen/native/cuda/ForeachFunctors.cuh; torch 2.11).
 
-    Equal in every bit in BF16 and FP32, in five steps on an H100
-    (tests/operations/test_on_a_gpu.py).
+    Equal in every bit in BF16, FP16 and FP32, in five steps on an H200
+    (tests/operations/test_gradients_on_a_gpu.py).
     """
     return replace(torch_cuda(), name="torch-cuda-foreach", reciprocal=False)
 
@@ -393,9 +393,9 @@ def torch_cuda_fused() -> Plan:
     registers and from settings that are rounded to binary32
     (aten/src/ATen/native/cuda/fused_adam_utils.cuh; torch 2.11).
 
-    Equal in every bit in BF16 and FP32, in five steps on an H100
-    (tests/operations/test_on_a_gpu.py). beta^t is correctly rounded here, which CUDA's powf may not
-    be for other steps.
+    Equal in every bit in BF16, FP16 and FP32, in five steps on an H200
+    (tests/operations/test_gradients_on_a_gpu.py). beta^t is correctly rounded here, which CUDA's
+    powf may not be for other steps.
     """
     plan = in_bf16(Plan, "torch-cuda-fused", *STORED)
     plan = _fused(plan, Site.MB, Site.VB, Site.VBO, Site.PW)
