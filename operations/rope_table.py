@@ -87,11 +87,11 @@ def transformers_llama() -> Plan:
     """Return transformers' LlamaRotaryEmbedding: frequencies and angles in binary32, cast at the
     end (models/llama/modeling_llama.py; 5.24).
 
-    In BF16 and FP16 at least 99.9 % of the numbers are equal, on a CPU and in BF16 on an H100 with
-    torch 2.11, mostly all (tests/operations/test_rope.py,
-    test_gradients_on_a_gpu.py). In FP32 they are 94 %
-    on a CPU and 80 % on an H100, since MKL's and CUDA's cos and sin are not correctly rounded; and
-    for some numbers of features torch's power on a CPU is not, so that a frequency differs.
+    In BF16 and FP16 at least 99.9 % of the numbers are equal on a CPU (tests/operations/
+    test_rope.py), and in BF16 all on an H100 with torch 2.11 (test_gradients_on_a_gpu.py). In FP32
+    94 % are equal on a CPU and 80 % on an H100, since MKL's and CUDA's cos and sin are not
+    correctly rounded; and for some numbers of features torch's power on a CPU is not either, so
+    that a frequency differs.
     """
     return in_bf16(Plan, "transformers-llama", Site.COS, Site.SIN)
 

@@ -1,4 +1,4 @@
-"""Gradients, tables of angles and steps of AdamW that torch computed on an H100 and an H200, and the plan of each.
+"""Gradients, tables of angles and steps of AdamW that torch computed on a GPU, and their plans.
 
 The files of `tests/golden/operations/training` have the inputs of each case, made from seeds, and
 the SHA-256 of its outputs; `tests.checks.gpu_operations` records the outputs themselves.
