@@ -5,7 +5,7 @@ parts of a GPU (split-K), in the type of the sums of these parts, and in where t
 Operands may be in blocks along the features, such as MXFP8.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -33,19 +33,19 @@ class Site(SiteBase):
     OUT = "OUT", "the result as it is stored", Axes.RF, "forward", 7
     DOUT = "DOUT", "gradient of OUT", Axes.RF, "inputs", 8
     DX = "DX", "sum_g DOUT W", Axes.RF, "backward", 9
-    DXO = "DXO", "DX as it is stored", Axes.RF, "backward", 10
+    DXP = "DXP", "DX of a part, as it is stored (splits_dx)", Axes.RF, "backward", 40
+    DXS = "DXS", "sum of DXP over the parts", Axes.RF, "backward", 41
+    DXO = "DXO", "DX or DXS as it is stored", Axes.RF, "backward", 10
     DW = "DW", "sum_r DOUT X", Axes.GF, "backward", 11
-    DWO = "DWO", "DW as it is stored", Axes.GF, "backward", 12
+    DWP = "DWP", "DW of a part, as it is stored (splits_dw)", Axes.GF, "backward", 42
+    DWS = "DWS", "sum of DWP over the parts", Axes.GF, "backward", 43
+    DWO = "DWO", "DW or DWS as it is stored", Axes.GF, "backward", 12
     DB = "DB", "sum_r DOUT", Axes.F, "backward", 13
     DBO = "DBO", "DB as it is stored", Axes.F, "backward", 14
 
 
-def _too_few(plan: Any) -> str:
-    return "give 1 or more" if plan.splits < 1 else ""
-
-
-def _no_unit(plan: Any) -> str:
-    return "give 1 or more" if plan.split_unit < 1 else ""
+def _at_least_one(name: str) -> Callable[[Any], str]:
+    return lambda plan: "give 1 or more" if getattr(plan, name) < 1 else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +53,14 @@ class Plan(BasePlan):
     """The arithmetic of a linear layer."""
 
     SITES: ClassVar = Site
-    PRODUCTS: ClassVar = (Site.Y, Site.YS, Site.DX, Site.DW, Site.DB)
+    PRODUCTS: ClassVar = (Site.Y, Site.YS, Site.DX, Site.DXS, Site.DW, Site.DWS, Site.DB)
     FACTORS: ClassVar = {
         Site.Y: (Site.X, Site.W),
         Site.YS: (Site.YP,),
         Site.DX: (Site.DOUT, Site.W),
+        Site.DXS: (Site.DXP,),
         Site.DW: (Site.DOUT, Site.X),
+        Site.DWS: (Site.DWP,),
         Site.DB: (Site.DOUT,),
     }
     BLOCK_AXIS: ClassVar = {Site.X: 1, Site.W: 1}
@@ -69,7 +71,7 @@ class Plan(BasePlan):
         doc="In how many parts of neighboring features the sum is split; the parts have"
         " ceil(F / splits) features, the last one those that are left. Default 1: no split.",
         source="split-K kernels",
-        refused=_too_few,
+        refused=_at_least_one("splits"),
         moves=Moves(forward=1, values=(1, 2, 4, 8)),
         words=("1", "2", "3", "4", "8", "16"),
     )
@@ -79,8 +81,28 @@ class Plan(BasePlan):
         doc="The parts of a split sum are rounded up to a multiple of so many features, the tile of"
         " a kernel. Default 1.",
         source="split-K kernels of cuBLAS",
-        refused=_no_unit,
+        refused=_at_least_one("split_unit"),
         words=("1", "64", "128"),
+    )
+    splits_dx: int = choice(
+        1,
+        number=63,
+        doc="In how many parts of neighboring outputs the sum of dX is split, as `splits` has it."
+        " Default 1.",
+        source="split-K kernels",
+        refused=_at_least_one("splits_dx"),
+        moves=Moves(backward=1, values=(1, 2, 4, 8)),
+        words=("1", "2", "3", "4", "8", "16"),
+    )
+    splits_dw: int = choice(
+        1,
+        number=64,
+        doc="In how many parts of neighboring rows the sum of dW is split, as `splits` has it."
+        " Default 1.",
+        source="split-K kernels",
+        refused=_at_least_one("splits_dw"),
+        moves=Moves(backward=2, values=(1, 2, 4, 8)),
+        words=("1", "2", "3", "4", "8", "16"),
     )
     bias_first: bool = choice(
         False,
@@ -102,24 +124,40 @@ def forward(
     """Return (out,), for x (R, F), weight (G, F) and bias (G,) or None; and behind it X, W and the
     bias, for `backward`.
     """
-    xp, splits = at.ops.xp, at.plan.splits
+    xp = at.ops.xp
     x, w = at(Site.X, x), at.ops.transposed(at(Site.W, weight))
     b = None if bias is None else xp.broadcast_to(at(Site.B, bias[None, :]), (len(x), w.shape[1]))
     first = b if at.plan.bias_first else None
-    if splits == 1:
-        y = at.product(Site.Y, x, w, first)
-    else:
-        size = -(-x.shape[1] // (splits * at.plan.split_unit)) * at.plan.split_unit
-        parts = []
-        for lo in range(0, x.shape[1], size):
-            own = at.product(Site.Y, x[:, lo : lo + size], w[lo : lo + size], None if lo else first)
-            parts.append(at(Site.YP, own).reshape(-1))
-        total, exact = at.sum(Site.YS, xp.stack(parts, axis=1), xp.ones((len(parts), 1)))
-        shape = (x.shape[0], w.shape[1])
-        y = at(Site.YS, total.reshape(shape), None if exact is None else exact.reshape(shape))
+    y = _in_splits(at, (Site.Y, Site.YP, Site.YS), at.plan.splits, x, w, first)
     if b is not None and first is None:
         y = at(Site.YB, y + b)
     return at(Site.OUT, y), x, w, b
+
+
+def _in_splits(
+    at: Events[Plan, Rows],
+    sites: tuple[Site, Site, Site],
+    splits: int,
+    a: Array,
+    b: Array,
+    first: Array | None = None,
+) -> Array:
+    """Return first + a @ b, whose sum may be split between parts that are added at the end.
+
+    sites: of the sum, of that of a part as it is stored, and of the sum of the parts.
+    """
+    product, stored, whole = sites
+    if splits == 1:
+        return at.product(product, a, b, first)
+    size = -(-a.shape[1] // (splits * at.plan.split_unit)) * at.plan.split_unit
+    parts = []
+    for lo in range(0, a.shape[1], size):
+        own = slice(lo, lo + size)
+        part = at.product(product, a[:, own], b[own], None if lo else first)
+        parts.append(at(stored, part).reshape(-1))
+    total, exact = at.sum(whole, at.ops.xp.stack(parts, axis=1), at.ops.xp.ones((len(parts), 1)))
+    shape = (a.shape[0], b.shape[1])
+    return at(whole, total.reshape(shape), None if exact is None else exact.reshape(shape))
 
 
 def backward(
@@ -132,10 +170,10 @@ def backward(
     x, w, b = saved
     dout = at(Site.DOUT, gradients[0])
     turned = at.ops.transposed(dout)
-    found = {
-        "x": at(Site.DXO, at.product(Site.DX, dout, at.ops.transposed(w))),
-        "weight": at(Site.DWO, at.product(Site.DW, turned, x)),
-    }
+    plan, of_x = at.plan, (Site.DX, Site.DXP, Site.DXS)
+    dx = _in_splits(at, of_x, plan.splits_dx, dout, at.ops.transposed(w))
+    dw = _in_splits(at, (Site.DW, Site.DWP, Site.DWS), plan.splits_dw, turned, x)
+    found = {"x": at(Site.DXO, dx), "weight": at(Site.DWO, dw)}
     if b is not None:
         db = at.product(Site.DB, turned, at.ops.xp.ones((x.shape[0], 1)))
         found["bias"] = at(Site.DBO, db[:, 0])
@@ -169,7 +207,8 @@ def hopper() -> Plan:
     sums are added in binary32.
 
     Equal in every bit in BF16 and FP16, in 72 calls of 1 to 512 rows and 64 to 4096 features
-    (tests/operations/test_on_a_gpu.py), and so are corners of the gradients of 12.
+    (tests/operations/test_on_a_gpu.py), and so are corners of the gradients of 28, of which two
+    have splits_dw=3 (test_gradients_on_a_gpu.py).
     """
     plan = in_bf16(Plan, "hopper", *IN_TYPE)
     for site in (Site.Y, Site.DX, Site.DW):

@@ -20,11 +20,21 @@ from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.operations import OPERATIONS, run
 from roundscope.operations.run import plan_of
 from tests.checks.gpu_operations import TYPES, cases, inputs
-from tests.operations.gpu_cases import GOLDEN, SUFFIX, digest, norm_of, softmax_order
+from tests.operations.gpu_cases import GOLDEN, SUFFIX, digest, norm_of, softmax_order, splits_of
 
 TRAINING = GOLDEN / "training"
 NAMES = {"dx": "x", "dw": "weight", "da": "gate", "db": "up"}  # in a recording, and in a plan
-KEPT = ("inputs", "eps", "kept", "corner", "settings", "start", "theta", "width")  # of a note
+KEPT = (
+    "inputs",
+    "eps",
+    "kept",
+    "corner",
+    "parts",
+    "settings",
+    "start",
+    "theta",
+    "width",
+)  # of a note
 STATES = {"parameter": "parameter", "first": "exp_avg", "second": "exp_avg_sq"}
 
 
@@ -41,7 +51,7 @@ def outputs_of(name: str, note: dict[str, Any], made: dict[str, Any]) -> dict[st
         found = run("rope_table", "transformers-llama", {"positions": positions}, settings=told)
         return dict(found.outputs)
     if operation in ("linear", "linear_gradients") and source == "torch" and kind != "fp32":
-        return _of_linear(kind, note["corner"], made)
+        return _of_linear(kind, note["corner"], note.get("parts", 1), made)
     gradient = made.get("gradient", np.ones(()))
     given = {key: x for key, x in made.items() if key != "gradient"}
     settings: dict[str, Any] = {}
@@ -76,12 +86,17 @@ def outputs_of(name: str, note: dict[str, Any], made: dict[str, Any]) -> dict[st
     return named | ({"loss": found.outputs["loss"]} if operation == "cross_entropy" else {})
 
 
-def _of_linear(kind: str, corner: tuple[int, int], made: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Return corners of the gradients of a linear layer, whose sums read no more than is needed."""
+def _of_linear(
+    kind: str, corner: tuple[int, int], parts: int, made: dict[str, Any]
+) -> dict[str, np.ndarray]:
+    """Return corners of the gradients of a linear layer, whose sums read no more than is needed.
+
+    parts: those of the sum of dW.
+    """
     rows, columns = corner
     columns = columns if len(made["x"]) > 1 else 1024
     x, w, dout = made["x"], made["weight"], made["gradient"]
-    plan, found = "hopper" + SUFFIX[kind], {}
+    plan, found = f"hopper{SUFFIX[kind]}; splits_dw={parts}", {}
     for n, own in (
         ("dx", (x[:rows, :columns], w[:, :columns], dout[:rows])),
         ("dw", (x[:, : corner[1]], w[:rows, : corner[1]], dout[:, :rows])),
@@ -124,6 +139,10 @@ def compared(folder: Path) -> Iterator[tuple[str, dict[str, Any], dict[str, np.n
             continue
         if name.startswith("adamw") and "settings" not in note:
             continue
+        if name.startswith("linear_gradients"):
+            own = [k for k in note["kernels"] if "splitK_" in k[0]]
+            out, features = note["inputs"]["weight"][1][1]
+            note["parts"] = splits_of(*own[0][:2], features, out) if own else 1
         found = outputs_of(name, note, inputs(note))
         if found is None:
             continue
