@@ -55,9 +55,10 @@ def outputs_of(name: str, note: dict[str, Any], made: dict[str, Any]) -> dict[st
     gradient = made.get("gradient", np.ones(()))
     given = {key: x for key, x in made.items() if key != "gradient"}
     settings: dict[str, Any] = {}
-    if operation == "rms_norm" and source in ("llama", "gemma"):
+    if operation == "rms_norm" and source in ("torch", "llama", "gemma"):
         plan = norm_of(source, kind, int(rest[0]), 1)
-        plan = plan.changed("DW.sum=block1") if rest[0] == "64" else plan
+        if rest[0] == "64" and source != "torch":
+            plan = plan.changed("DW.sum=block1")
         settings = {"eps": note["eps"]}
     elif operation in ("silu", "silu_mul") and source in ("torch", "compiled"):
         own = {"torch": "torch-cuda", "compiled": "fused"}[source]
