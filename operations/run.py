@@ -21,7 +21,7 @@ from roundscope.emu.stats.summary import Stats
 from roundscope.events.hook import Events
 from roundscope.events.injection import InjectionBase
 from roundscope.events.place import Rows
-from roundscope.events.plan import BasePlan, half
+from roundscope.events.plan import BasePlan, check_factors, half
 from roundscope.events.recorder import RecordBase, Recorder, Seen, check_record
 from roundscope.operations.catalogue import OPERATIONS
 from roundscope.operations.operation import Operation, Shape, Value
@@ -92,6 +92,7 @@ def run(
     """
     own = operation_named(operation)
     chosen = plan_of(own, plan)
+    check_factors(chosen)
     told = settings_of(own, settings or {})
     arrays, lead = arrays_of(own, inputs)
     after: tuple[Any, ...] | None = None
@@ -235,12 +236,15 @@ def plan_of(operation: Operation, plan: BasePlan | str) -> Any:
     if plain not in operation.published:
         raise ValueError(unknown(f"plan of {operation.name}", plain, operation.published))
     made = operation.published[plain]()
-    if suffix:
-        kind = FP16 if suffix == "fp16" else BINARY32
-        for site in (s for s in made.PRODUCTS if made.accumulator(s).step == BF16):
-            made = made.adding(site, replace(made.accumulator(site), step=kind))
-        narrow = {site: kind for site in made.SITES if made[site] == BF16}
-        made = half(made) if suffix == "fp16" else made.rounded(narrow)
+    if suffix == "fp16":
+        made = half(made)
+    elif suffix:
+        made = made.rounded({site: BINARY32 for site in made.SITES if made[site] == BF16})
+    for site in made.PRODUCTS if suffix else ():
+        own = made.accumulator(site)
+        if own.step == BF16:
+            step = FP16 if suffix == "fp16" else BINARY32
+            made = made.adding(site, replace(own, step=step))
     return replace(made, name=plan)
 
 
