@@ -21,7 +21,7 @@ from roundscope.emu.stats.summary import Stats
 from roundscope.events.hook import Events
 from roundscope.events.injection import InjectionBase
 from roundscope.events.place import Rows
-from roundscope.events.plan import BasePlan, half
+from roundscope.events.plan import BasePlan, check_factors, half
 from roundscope.events.recorder import RecordBase, Recorder, Seen, check_record
 from roundscope.operations.catalogue import OPERATIONS
 from roundscope.operations.operation import Operation, Shape, Value
@@ -92,6 +92,7 @@ def run(
     """
     own = operation_named(operation)
     chosen = plan_of(own, plan)
+    check_factors(chosen)
     told = settings_of(own, settings or {})
     arrays, lead = arrays_of(own, inputs)
     after: tuple[Any, ...] | None = None

@@ -64,11 +64,20 @@ def norm_of(name: str, kind: str, features: int, threads: int) -> Any:
 
 
 def splits_of(kernel: str, grid: list[int], rows: int, results: int) -> int:
-    """Return in how many parts a kernel of cuBLAS splits the features: its blocks by its tiles."""
+    """Return in how many parts a kernel of cuBLAS splits the features: its blocks by its tiles.
+
+    A name has the tile, results x rows, and the cluster, to whose multiples tiles are filled up.
+    """
     if "splitK" not in kernel:
         return 1
-    one, other = map(int, re.findall(r"_(\d+)x(\d+)_", kernel)[0])
-    return math.prod(grid) // (math.ceil(results / one) * math.ceil(rows / other))
+    tile, cluster = (
+        tuple(map(int, re.findall(pattern, kernel)[0]))
+        for pattern in (r"_(\d+)x(\d+)_", r"_(\d+)x(\d+)_[vh]_")
+    )
+    tiles = 1
+    for count, size, group in zip((results, rows), tile, cluster, strict=True):
+        tiles *= math.ceil(count / size / group) * group
+    return math.prod(grid) // tiles
 
 
 def linear_of(name: str, note: dict[str, Any]) -> Linear:
@@ -76,8 +85,7 @@ def linear_of(name: str, note: dict[str, Any]) -> Linear:
     kind, _, shape = name.split("/")[2:]
     rows, _, results = map(int, shape.split("x"))
     kernel, grid, _ = note["kernels"][0]
-    a, b = (results, rows) if kernel.endswith("TNT") else (rows, results)
-    splits = splits_of(kernel, grid, b, a)
+    splits = splits_of(kernel, grid, rows, results)
     return plan_of(OPERATIONS["linear"], "hopper" + SUFFIX[kind]).changed(f"splits={splits}")
 
 
