@@ -61,7 +61,7 @@ from roundscope.operations.models.torch.scopes import (
 RUN = "run= a function that returns the model's logits"
 LOGPROBS = "logprobs= a function that computes them from the logits by functions of PyTorch"
 LOSS = "loss= a function that computes it by functions of PyTorch"
-SETTINGS = ("eps", "variance_epsilon")  # of norms
+SETTINGS = ("eps", "variance_epsilon", "approximate")  # of norms, and of gelu
 OF_CALLS = ("is_causal", "scale", "dropout", "window", "softcap")
 
 
@@ -305,7 +305,9 @@ def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
             kwargs,
             module=path,
             held=dict(bare.named_parameters(recurse=False)),
-            settings={n: x for n in SETTINGS if isinstance(x := getattr(bare, n, None), float)},
+            settings={
+                n: x for n in SETTINGS if isinstance(x := getattr(bare, n, None), float | str)
+            },
             note=note,
         )
 
