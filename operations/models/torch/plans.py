@@ -51,8 +51,11 @@ def found_plan(
         return None, 0.0
     smallest = min(entries, key=lambda e: sum(known[v].numel() for v in e.outputs))
     best, most = None, 0.0
+    is_gpu = known[smallest.outputs[0]].is_cuda
     for name in _of_implementations(operation):
         plan = plan_of(operation, name + suffix)
+        if not is_gpu and any(plan.accumulator(site).alignment for site in plan.PRODUCTS):
+            continue  # of tensor cores
         equal = _equal(tape, [smallest], plan, known)
         if equal > most:
             best, most = plan, equal
