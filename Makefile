@@ -18,7 +18,7 @@ demo: $(VENV)/.installed
 	$(BIN)/roundscope trace --sample --layer layer4 --out demo
 
 # programs against each other, as users compile them; the rest in programs that are optimised less and compile in half the time
-BITS := tests/emu tests/test_golden.py tests/attention/engines/test_engines.py tests/experiments/train/test_layers_by_hand.py
+BITS := tests/emu tests/test_golden.py tests/attention/engines/test_engines.py
 PLAIN := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
 # jaxlib 0.12 does not know this one, and ends the process that names an unknown flag
 EMITTERS := --xla_cpu_use_fusion_emitters=false
