@@ -63,8 +63,12 @@ def calls_of(entry: Entry) -> tuple[CallOf, ...]:
         return tuple(
             CallOf("rope", {"x": v, "cos": cos, "sin": sin}, {}, i) for i, v in enumerate((x, k))
         )
+    if entry.operation == "layer_norm" and "weight" in held and "eps" in entry.settings:
+        return (CallOf("layer_norm", {"x": x} | held, {"eps": entry.settings["eps"]}),)
     if entry.operation == "silu":
         return (CallOf("silu", {"x": x}),)
+    if entry.operation == "gelu":
+        return (CallOf("gelu_tanh" if "Tanh" in entry.function else "gelu", {"x": x}),)
     other = ref(1, "other")
     if entry.operation == "add" and other is not None and not kwargs:
         return (CallOf("add", {"a": x, "b": other}),)
