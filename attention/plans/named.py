@@ -57,7 +57,8 @@ def preset(name: str) -> Plan:
             raise ValueError(f"preset '{name}': {plain} has no event in BF16; give {plain}")
         return replace(made, name=name)
     if name not in TWINS:
-        raise ValueError(unknown("preset", name, (*PRESETS, *TWINS), "or all:<format>"))
+        repair = "or all:<format>; roundscope plans says what each is"
+        raise ValueError(unknown("preset", name, (*PRESETS, *TWINS), repair))
     return TWINS[name].plan
 
 
