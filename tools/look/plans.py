@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from roundscope.events.plan import base_name
 from roundscope.tools.errors import bad
 from roundscope.tools.report import terminal
 from roundscope.tools.report.model import Part, Table, Text
@@ -117,6 +118,18 @@ def machines(text: str) -> list[str]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def about(name: str) -> str:
+    """Return one sentence on what a plan of attention is, by its name; "" if none is known."""
+    base = base_name(name)
+    found = next((r for r in _of_attention() if r["name"] == base), None)
+    if found is None:
+        return ""
+    seen = f"with the bits of {found['source']}" if found["compared"] else ""
+    if not seen and base not in ("exact", "fp32"):
+        seen = "a published algorithm, compared with no hardware"
+    return f"{base}: {', '.join(filter(None, (_short(found['what']), seen)))}."
 
 
 def chosen(words: Sequence[str]) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ from roundscope.tools.trace.report.words import plan_changes, sentence
 from roundscope.tools.trace.request import Request
 from roundscope.tools.trace.results import Result, score
 from roundscope.tools.trace.run import blocks
+from roundscope.tools.trace.stopping import stop
 from roundscope.tools.trace.summary import Summary, share_of_rows
 from roundscope.tools.trace.verdict import verdict
 
@@ -76,7 +77,7 @@ def layer(s: Summary) -> dict[str, Any]:
         "digests": s.digests,
         "threshold": s.limit,
         "events": [event(e, s) for e in s.events],
-        "verdict": _plain(verdict(s)),
+        "verdict": {**_plain(verdict(s)), "stop": stop(s)},
         "results": {r.name: result(r) for r in s.results},
         "budget": None if s.budget is None else budget(s),
         "delta": d
