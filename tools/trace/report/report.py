@@ -284,7 +284,6 @@ def of_layer(s: Summary, command: str = "") -> list[Part]:
     tile = f"tile {request.block_q} x {request.block_k}{tables.call_words(request, layer)}"
     parts: list[Part] = [
         Text(f"{layer.name}: {plan_words(request)}, {tile}", "strong"),
-        *notes(about(request.plan.name)),
         Text(tables.sizes(s), "note"),
         *(Text(note, "warn") for note in layer.notes),
         Text(v.text),
@@ -294,6 +293,7 @@ def of_layer(s: Summary, command: str = "") -> list[Part]:
     elif v.step:
         parts.append(Text("", "strong", lead="Next:", command=f"{command} {v.step}".strip()))
         parts.append(Text(f"      to see how {v.buys}", "note"))
+    parts += notes(about(request.plan.name))
     parts += [Text(""), tables.results(s), *notes(tables.results_note(s))]
     if s.budget is not None and s.budget.lines:
         title = "Error budget: % of the squared error that each event makes alone"
