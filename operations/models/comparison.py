@@ -2,6 +2,7 @@
 and how much of the gap between their log-probabilities each of them is worth.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isnan, nan
@@ -9,15 +10,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from roundscope.operations.models.align import (
-    Alignment,
-    Incomparable,
-    Name,
-    Slot,
-    align,
-    ending,
-    title,
-)
+from roundscope.operations.models.align import Alignment, align, ending, title
+from roundscope.operations.models.ports import NAMES, Name, Slot
 from roundscope.operations.models.replay import (
     NotRunnable,
     Replay,
@@ -29,11 +23,12 @@ from roundscope.operations.models.replay import (
 from roundscope.operations.models.shares import Share, shares
 from roundscope.operations.models.tape import PARAMETER, UNKNOWN, Entry, Tape, refs
 from roundscope.operations.models.tape_file import digested
+from roundscope.operations.models.tokens import Incomparable, common_tokens, passes
 
 TOP = 8  # the most probable tokens that are compared as a set
+LAYER = re.compile(r"((?:\w+\.)*?\d+)\.")  # the path of the first module in a list
 FEW = 5  # names up to which all are told
 REPEATS = 4  # runs with other last bits, by which the noise of a share is measured
-NAMES: tuple[Name, Name] = ("a", "b")
 Digests: TypeAlias = Mapping[str, tuple[str, tuple[int, ...], str]]  # type, shape and digest
 Made = Literal["here", "inherited", "equal", "undecided"]
 
@@ -282,8 +277,6 @@ def compare_tapes(
 
 def _check(a: Tape, b: Tape) -> None:
     """Refuse runs of other tokens, or of other weights."""
-    if (a.tokens is None) != (b.tokens is None):
-        raise Incomparable("tokens: one run read tokens and the other one did not")
     weights = digested(a), digested(b)
     _check_architectures(*weights)
     other = [
@@ -299,29 +292,7 @@ def _check(a: Tape, b: Tape) -> None:
             f"weights: the runs are of other ones: {len(other)} of {len(weights[0])} parameters"
             f" differ, {which}; give both the same"
         )
-    if a.tokens is not None and b.tokens is not None:
-        n = min(len(a.tokens), len(b.tokens))
-        x, y = (t.tokens[t.row * n : t.row * n + n] for t in (a, b))  # type: ignore[index]
-        where = ""
-        if x.shape != y.shape:
-            where = f"their shapes are {x.shape} and {y.shape}"
-        elif (x != y).any():
-            row, t = map(int, np.argwhere(x != y)[0])
-            where = f"they first differ in row {row} at token {t}, {x[row, t]} and {y[row, t]}"
-        if where:
-            passes = f" ({_passes(a, b)})" if max(a.steps, b.steps) > 1 else ""
-            raise Incomparable(
-                f"tokens: the runs read other ones: {where}{passes}; give both the same"
-            )
-
-
-def _passes(a: Tape, b: Tape) -> str:
-    """Return how many forward passes there are in words."""
-    words = [f"{n} forward pass{'es' * (n > 1)}" for n in (a.steps, b.steps)]
-    return (
-        f"A: {words[0]}, B: {words[1]}; all passes of a capture are read as one sequence, so call"
-        " the model once where they are not parts of one"
-    )
+    common_tokens(a, b)
 
 
 def _apart(a: Tape, b: Tape, name: str) -> float:
@@ -344,6 +315,7 @@ def _check_architectures(a: Digests, b: Digests) -> None:
     """
     names = [{name.removeprefix(PARAMETER) for name in each} for each in (a, b)]
     alone = [sorted(own - other) for own, other in (names, names[::-1])]
+    _check_layers(names)
     if all(alone) and 2 * len(names[0] & names[1]) < min(map(len, names)):
         told = "; ".join(
             f"{side} alone has {len(own)}, such as {own[0]!r}"
@@ -362,6 +334,23 @@ def _check_architectures(a: Digests, b: Digests) -> None:
             f" {other[0].removeprefix(PARAMETER)!r}, {one} and {two}); compare runs of the same"
             " model"
         )
+
+
+def _check_layers(names: Sequence[set[str]]) -> None:
+    """Refuse models of which one has layers, modules in a list, that the other one has not."""
+    layers = [{m.group(1) for name in own if (m := LAYER.match(name)) is not None} for own in names]
+    lists = [{path.rpartition(".")[0] for path in own} for own in layers]
+    told = []
+    for side, n in (("A", 0), ("B", 1)):
+        missing = sorted(
+            (path for path in layers[1 - n] - layers[n] if path.rpartition(".")[0] in lists[n]),
+            key=lambda path: (path.rpartition(".")[0], int(path.rpartition(".")[2])),
+        )
+        if missing:
+            which = ", ".join(missing[:FEW]) + (", ..." if len(missing) > FEW else "")
+            told.append(f"{side} has no {which}")
+    if told:
+        raise Incomparable(f"layers differ: {'; '.join(told)}; compare models of as many layers")
 
 
 def _is_most(alignment: Alignment, number: int) -> bool:
@@ -626,7 +615,7 @@ def _notes(a: Tape, b: Tape) -> list[str]:
         if a.about.get(name) != b.about.get(name)
     ]
     if max(a.steps, b.steps) > 1:
-        notes.append(_passes(a, b))
+        notes.append(passes(a, b))
     if sides := [name for name, tape in (("A", a), ("B", b)) if _has_default(tape)]:
         notes.append(
             f"{' and '.join(sides)}: the log-probabilities are computed from the logits in"

@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -46,9 +46,16 @@ from roundscope.operations.models.tape import (
     Value,
     leaves,
     mapped,
+    refs,
 )
 from roundscope.operations.models.tape_file import LIMIT, save_tape
 from roundscope.operations.models.torch.arrays import TensorArrays, dtype_named
+from roundscope.operations.models.torch.refusals import (
+    Refused,
+    active_dropout,
+    check_call,
+    check_rows,
+)
 from roundscope.operations.models.torch.scopes import (
     GLOBALS,
     claims,
@@ -85,6 +92,14 @@ class Side:
     row: int = 0
 
 
+@dataclass(slots=True)
+class Pass:
+    """A forward pass: the tokens that it read, None if it read none, and what it returned."""
+
+    tokens: Tensor | None
+    out: Any = None
+
+
 class Recorder(TorchFunctionMode):
     """The tape of what runs while it is entered."""
 
@@ -98,7 +113,14 @@ class Recorder(TorchFunctionMode):
         self.held: list[Tensor] = []  # so that no other tensor gets the identity of one
         self.writes: Counter[int] = Counter()  # into tensors that do not count them themselves
         self.path: list[str] = [""]
-        self.step, self.inputs, self.is_silent = 0, 0, False
+        self.passes: list[Pass] = []
+        self.outside: set[int] = set()  # entries that no forward pass of the model made
+        self.inputs, self.is_silent, self.is_within = 0, False, False
+
+    @property
+    def step(self) -> int:
+        """The number of the forward pass that runs, or ran last."""
+        return max(len(self.passes) - 1, 0)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -107,6 +129,9 @@ class Recorder(TorchFunctionMode):
         if self.is_silent:
             return func(*args, **kwargs)
         name = resolve_name(func) or getattr(func, "__name__", str(func))
+        if self.is_within:
+            with self.silent():
+                check_call(name.rpartition(".")[2], self.path[-1], args, kwargs)
         return self.kept(operation_named(name), name, func, args, kwargs)
 
     def kept(
@@ -122,8 +147,7 @@ class Recorder(TorchFunctionMode):
         note: str = "",
     ) -> Any:
         """Run a function, and keep it as an entry if it returned a tensor."""
-        self.is_silent, was_silent = True, self.is_silent
-        try:
+        with self.silent():
             given = [x for x in leaves((args, kwargs)) if isinstance(x, Tensor)]
             before = [self._key(x) for x in given]
             arguments = mapped(self._ref, (args, kwargs))
@@ -153,8 +177,17 @@ class Recorder(TorchFunctionMode):
                 note=note,
             )
             self.entries.append(entry)
+            if not self.is_within:
+                self.outside.add(number)
             self.runners[number] = partial(_again, func, tuple(written))
             return out
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Let functions run unseen."""
+        self.is_silent, was_silent = True, self.is_silent
+        try:
+            yield
         finally:
             self.is_silent = was_silent
 
@@ -172,6 +205,17 @@ class Recorder(TorchFunctionMode):
             self._add(x, name, x.detach() if path is not None else x.detach().clone())
         return Ref(self.known[key])
 
+    def begin_with(self, given: Sequence[Any]) -> None:
+        """Let whole numbers that the model is given be inputs, whatever has made them.
+
+        A token that was sampled from logits is one.
+        """
+        with self.silent():
+            for x in given:
+                if isinstance(x, Tensor) and not x.is_floating_point() and id(x) not in self.names:
+                    self.inputs += 1
+                    self._add(x, f"{INPUT}{self.inputs}", x.detach().clone())
+
     def _made(self, x: Tensor) -> int:
         return self._add(x, "", x.detach().clone())
 
@@ -188,9 +232,8 @@ class Recorder(TorchFunctionMode):
         Raises:
             ValueError: No entry of the tape has made it.
         """
-        self.is_silent = True
-        key = self._key(x)
-        self.is_silent = False
+        with self.silent():
+            key = self._key(x)
         if key not in self.known:
             raise ValueError(
                 f"{what}: no function of PyTorch that was seen has made it; give {repair}"
@@ -256,10 +299,7 @@ def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
         raise TypeError(f"{name}: {shown(model)}, must be a torch.nn.Module")
     for path, module in model.named_modules():
         if isinstance(module, _DropoutNd) and module.training and module.p > 0:
-            raise ValueError(
-                f"{name}: its dropout {path or type(module).__name__!r} is active (p = {module.p}),"
-                " so no run of it repeats; call model.eval() first"
-            )
+            raise Refused(f"{name}: {active_dropout(path or type(module).__name__, module.p)}")
     named: list[tuple[str, Tensor]] = [*model.named_parameters(remove_duplicate=False)]
     named += [*model.named_buffers(remove_duplicate=False)]
     recorder = Recorder({id(x): plain_path(path) for path, x in reversed(named)})
@@ -270,6 +310,13 @@ def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
     ) -> Any:
         if recorder.is_silent:
             return inner(*args, **kwargs)
+        if (
+            operation == "embedding"
+            and args
+            and (table := getattr(bare, "weight", None)) is not None
+        ):
+            with recorder.silent():
+                check_rows(path, args[0], table)
         note = "" if operation != UNKNOWN else "it is compiled, so its operations are not seen"
         return recorder.kept(
             operation,
@@ -291,6 +338,9 @@ def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
             recorder.path.pop()
 
     def attended(call: Call) -> Tensor:
+        if call.dropout:
+            raise active_dropout(call.layer.name, call.dropout)
+
         def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return call.run(q, k, v)
 
@@ -310,11 +360,19 @@ def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
         )
 
     with ExitStack() as stack:
-        passes = Counter[str]()
+        # a copy of the model has these hooks too
 
-        def begin(*_: Any) -> None:
-            passes["begun"] += 1
-            recorder.step = passes["begun"] - 1
+        def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if module is model:
+                first = args[0] if args and isinstance(args[0], Tensor) else None
+                recorder.passes.append(Pass(_tokens(kwargs if first is None else first)))
+                recorder.is_within = True
+                recorder.begin_with([*leaves((args, kwargs))])
+
+        def end(module: nn.Module, args: Any, out: Any) -> None:
+            if module is model:
+                recorder.passes[-1].out = out
+                recorder.is_within = False
 
         open_paths = {path for path, _, operation in seen if operation is None}
         for path, module, operation in seen:
@@ -324,7 +382,8 @@ def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
                 bare, kind = compiled(module) or module, _computed_by(module)
                 around = partial(claimed, plain_path(path), operation, kind, bare)
                 stack.callback(wrap(module, around))
-        stack.callback(model.register_forward_pre_hook(begin).remove)
+        stack.callback(model.register_forward_pre_hook(begin, with_kwargs=True).remove)
+        stack.callback(model.register_forward_hook(end).remove)
         for name, operation in GLOBALS.items():
             for file in {sys.modules[type(module).__module__] for _, module, _ in seen}:
                 if callable(inner := getattr(file, name, None)):
@@ -412,6 +471,8 @@ def _called(name: str, what: str, function: Callable[..., Any], *args: Any, **kw
     """
     try:
         return function(*args, **kwargs)
+    except Refused as error:
+        raise Refused(f"{name}: {error}") from None
     except Exception as error:  # whatever it raises
         raise ValueError(f"{name}: {what} raised {raised(error)}") from error
 
@@ -497,20 +558,54 @@ def _tape(
     value, own = recorder.value_of(result), None
     if logprobs is not None:
         own = recorder.value_of(logprobs, "the log-probabilities", LOGPROBS)
-    # each token a row of the vocabulary
-    has_logits = tokens is not None and result.dim() == 3 and result.shape[:2] == tokens.shape
+    lengths = _lengths(recorder, tokens)
+    # each token a row of the vocabulary, or each of the last ones
+    has_logits = tokens is not None and result.dim() == 3 and len(result) == len(tokens)
+    first = tokens.shape[1] - result.shape[1] if tokens is not None and has_logits else 0
+    entries, runners = _without_unused(recorder, [value if own is None else own, value])
     return Tape(
-        entries=recorder.entries,
+        entries=entries,
         values=recorder.values,
         tokens=None if tokens is None else tokens.detach().cpu().numpy(),
-        logits=value if has_logits else None,
+        logits=value if has_logits and first >= 0 else None,
         logprobs=own,
         output=value,
         about=about(model, result.device),
-        runners=recorder.runners,
+        runners=runners,
         arrays=TensorArrays(),
         row=row,
+        lengths=lengths,
+        first=max(first, 0),
     )
+
+
+def _lengths(recorder: Recorder, tokens: Tensor | None) -> tuple[int, ...]:
+    """Return how many tokens each pass read; () if that is not known."""
+    if tokens is None:
+        return ()
+    read = [p.tokens for p in recorder.passes if p.tokens is not None]
+    if len(read) == len(recorder.passes) and sum(x.shape[1] for x in read) == tokens.shape[1]:
+        return tuple(x.shape[1] for x in read)
+    return (tokens.shape[1],) if len(recorder.passes) < 2 else ()
+
+
+def _without_unused(
+    recorder: Recorder, ends: Sequence[int]
+) -> tuple[list[Entry], dict[int, Runner]]:
+    """Return the entries, without those beside the model on which nothing depends.
+
+    Such are the sampling of a token in `generate()`, and another model that runs meanwhile.
+    """
+    needed = {*ends}
+    kept: list[Entry] = []
+    for entry in reversed(recorder.entries):
+        if entry.number in recorder.outside and needed.isdisjoint(entry.outputs):
+            continue
+        needed |= {*refs([entry.arguments, [*entry.held.values()]])}
+        kept.append(entry)
+    kept.reverse()
+    runners = {n: recorder.runners[entry.number] for n, entry in enumerate(kept)}
+    return [replace(entry, number=n) for n, entry in enumerate(kept)], runners
 
 
 @contextmanager
@@ -546,29 +641,48 @@ def capture_operations(
         RuntimeError: The model did not run.
     """
     file = file_given(path)
-    given: list[Tensor | None] = []
-    results: list[Tensor] = []
-
-    def keep(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        first = args[0] if args and isinstance(args[0], Tensor) else None
-        given.append(_tokens(kwargs if first is None else first))
-        results.append(_result(out))
-
-    bare = getattr(model, "_orig_mod", model)
     with recording(model) as recorder:
-        hook = bare.register_forward_hook(keep, with_kwargs=True)
-        try:
-            yield recorder
-        finally:
-            hook.remove()
-        if not results:
+        yield recorder
+        if not recorder.passes:
             raise RuntimeError(
                 "nothing was captured, and no file was written: the model did not run"
             )
-        tokens = [x for x in given if x is not None]
-        read = torch.cat(tokens, 1) if len(tokens) == len(given) else None
-        result = results[0] if len(results) == 1 else torch.cat(results, 1)
+        result = _whole(recorder.passes)
+        with recorder.silent():
+            read = _read(recorder.passes)
     save_tape(_tape(recorder, model, result, read), file, weights=weights, limit=limit, tell=tell)
+
+
+def _whole(passes: Sequence[Pass]) -> Tensor:
+    """Return what forward passes returned as one result.
+
+    Where passes have logits of their last tokens only, as those of `generate()` have, the result is
+    of all tokens from which on none is missing.
+
+    Raises:
+        ValueError: They are no parts of one run.
+    """
+    results = [_result(p.out) for p in passes]
+    tokens = [p.tokens for p in passes if p.tokens is not None]
+    if len(passes) > 1 and len({len(x) for x in tokens}) > 1:
+        sizes = " and ".join(map(str, dict.fromkeys(len(x) for x in tokens)))
+        raise ValueError(
+            f"no file was written: the forward passes have batches of {sizes} rows, so they are not"
+            " parts of one run; capture one of them, and generate with num_beams=1"
+        )
+    first = 0
+    if len(tokens) == len(passes) and all(x.dim() == 3 for x in results):
+        first = len(passes) - 1
+        while first and results[first].shape[1] == tokens[first].shape[1]:
+            first -= 1
+    kept = results[first:]
+    return kept[0] if len(kept) == 1 else torch.cat(kept, 1)
+
+
+def _read(passes: Sequence[Pass]) -> Tensor | None:
+    """Return the tokens that forward passes read, one behind the other; None if one read none."""
+    tokens = [p.tokens for p in passes if p.tokens is not None]
+    return torch.cat(tokens, 1) if len(tokens) == len(passes) else None
 
 
 def _result(out: Any) -> Tensor:
