@@ -162,7 +162,8 @@ class Comparison:
     @property
     def _answer(self) -> str:
         what = "log-probabilities" if self.is_logprobs else "numbers of the output"
-        count = f"{len(self.rows):,} operations, {self.gap.size:,} {what}"
+        size = f"{self.gap.size:,} {what}"
+        count = f"{len(self.rows):,} operations, {size}"
         if self.equal:
             return f"The two runs are equal: {count}, every bit."
         if not self.groups:
@@ -177,6 +178,10 @@ class Comparison:
             return f"The {what} are equal, every bit; {names} differ."
         if isnan(self.groups[0].share):
             names = ", ".join(str(group) for group in self.groups)
+            if lost := int((~np.isfinite(self.gap)).sum()):
+                first = next((row for row in self.rows if row.ulps == inf), None)
+                where = "" if first is None else f", first after {first.title}"
+                return f"{lost:,} of {size} are infinite or NaN in one run{where}; made by {names}."
             return f"The {what} differ; made by {names}."
         parts = [f"{group}: {group.share:.0%}" for group in self.groups if group.is_told_apart]
         rest = [str(group) for group in self.groups if not group.is_told_apart]
@@ -220,14 +225,21 @@ def compare_tapes(
     ends = [replay.ended_with(name, replay.last(name)) for name in NAMES]
     if ends[0].shape != ends[1].shape:
         raise Incomparable(f"the runs end with {ends[0].size} and {ends[1].size} numbers")
-    gap = ends[1] - ends[0]
+    gap = _gap(*ends)
     found = _groups(rows)
     groups: list[Group] = []
     left = interaction = 0.0
     worth: dict[str, Share] = {}
     noise: dict[str, float] = {}
     notes = _notes(a, b)
-    if found and (size := float(gap @ gap)) > 0:
+    if not_finite := int((~np.isfinite(gap)).sum()):
+        what = [int((~np.isfinite(end)).sum()) for end in ends]
+        notes.insert(
+            0,
+            f"infinite or NaN: {what[0]:,} numbers in A and {what[1]:,} in B of {gap.size:,}; the"
+            f" gap of {not_finite:,} is not finite, so there are no shares",
+        )
+    if found and not not_finite and (size := float(gap @ gap)) > 0:
         tell(f"replaying {len(found)} groups of operations")
 
         def value(names: frozenset[str]) -> float:
@@ -273,6 +285,14 @@ def compare_tapes(
         flips=(*([] if logits is None else _flips(*logits)), *_routes(replay)),
         notes=tuple(notes),
     )
+
+
+def _gap(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return b - a, and 0 where both are infinite or NaN alike."""
+    alike = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        found: np.ndarray = np.where(alike, 0.0, b - a)
+    return found
 
 
 def _check(a: Tape, b: Tape) -> None:
@@ -460,6 +480,8 @@ def _differences(
         u, v = wide(one), wide(two)
         unequal = (u != v) & ~(np.isnan(u) & np.isnan(v))
         count, total = count + int(unequal.sum()), total + u.size
+        if (unequal & ~(np.isfinite(u) & np.isfinite(v))).any():
+            largest = inf
         finite = unequal & np.isfinite(u) & np.isfinite(v)
         if finite.any():
             top = np.maximum(np.abs(u[finite]), np.abs(v[finite]))

@@ -105,7 +105,7 @@ def save_tape(
         "first": tape.first,
         "about": dict(tape.about),
     }
-    tensors = {f"v.{i}": np.ascontiguousarray(x) for i, x in arrays.items()}
+    tensors = {f"v.{i}": np.ascontiguousarray(x).reshape(x.shape) for i, x in arrays.items()}
     if tape.tokens is not None:
         tensors["tokens"] = np.ascontiguousarray(tape.tokens)
     save_tensors(path, tensors, {"format": FORMAT, "tape": json.dumps(data)})

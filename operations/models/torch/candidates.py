@@ -17,9 +17,16 @@ from torch import Tensor
 
 from roundscope.attention.torch.arrays import tensor_of
 from roundscope.operations.models.replay import same
-from roundscope.operations.models.tape import Entry, Ref, Runner, Tape, leaves, mapped
+from roundscope.operations.models.tape import Entry, Ref, Runner, Tape, leaves, mapped, refs
 from roundscope.operations.models.tape_file import Named
 from roundscope.operations.models.torch.arrays import TensorArrays
+from roundscope.operations.models.torch.memory import (
+    SHARED,
+    autocast,
+    put_places,
+    run_again,
+    writes,
+)
 from roundscope.operations.models.torch.scopes import FUNCTIONS
 
 Held = Mapping[str, Any]
@@ -162,8 +169,16 @@ def _found(tape: Tape, entry: Entry, known: Mapping[int, Any]) -> tuple[str, Run
     outputs = [tape.values[v].array for v in entry.outputs]
     if make is None or any(x is None for x in (*held.values(), *outputs)):
         return None
-    for words, function in make(held, entry.settings):
-        run = partial(_run, function)
+    runs = [(words, partial(_run, function)) for words, function in make(held, entry.settings)]
+    if cast := _autocast(tape, entry):
+        runs += [
+            (
+                f"{words}, in {str(cast).removeprefix('torch.')} by autocast",
+                partial(autocast, "cpu", cast, run),
+            )
+            for words, run in runs
+        ]
+    for words, run in runs:
         try:
             again = run(args, kwargs)
         except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
@@ -198,8 +213,12 @@ def revived(tape: Tape) -> Tape:
         if entry.module and entry.operation in CANDIDATES and not _function(entry.function):
             chosen = _found(found, entry, {})
             runner = chosen[1] if chosen else None
+        elif entry.function == SHARED:
+            runner = put_places
         elif function := _function(entry.function):
             runner = partial(_run_named, function)
+            if (cast := _autocast(found, entry)) and _again_differs(found, entry, runner):
+                runner = partial(autocast, "cpu", cast, runner)
         if runner is None:
             continue
         runners[entry.number] = runner
@@ -218,6 +237,25 @@ def revived(tape: Tape) -> Tape:
     return replace(found, runners=runners)
 
 
+def _autocast(tape: Tape, entry: Entry) -> torch.dtype | None:
+    """Return the type in which autocast may have run an entry; None if none."""
+    types = {tape.values[v].dtype for v in entry.outputs}
+    given = {tape.values[v].dtype for v in refs([entry.arguments, [*entry.held.values()]])}
+    if types <= {"bfloat16", "float16"} and len(types) == 1 and "float32" in given:
+        found: torch.dtype = getattr(torch, types.pop())
+        return found
+    return None
+
+
+def _again_differs(tape: Tape, entry: Entry, runner: Runner) -> bool:
+    again = _again(tape, entry, runner)
+    kept = [tape.values[v].array for v in entry.outputs]
+    return again is None or any(
+        x is not None and (x.dtype != y.dtype or not torch.equal(x, y))
+        for x, y in zip(kept, again, strict=False)
+    )
+
+
 def _again(tape: Tape, entry: Entry, runner: Runner) -> list[Any] | None:
     def filled(x: Any) -> Any:
         return tape.values[x.value].array if isinstance(x, Ref) else x
@@ -232,7 +270,13 @@ def _again(tape: Tape, entry: Entry, runner: Runner) -> list[Any] | None:
 def _run_named(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[Any]:
-    return _run(function, *mapped(_constant, (tuple(args), dict(kwargs))))
+    args, kwargs = mapped(_constant, (tuple(args), dict(kwargs)))
+    given = [x for x in leaves((args, kwargs)) if isinstance(x, Tensor)]
+    out = kwargs.get("out")
+    written = [n for n, x in enumerate(given) if x is out]
+    if writes(getattr(function, "__name__", ""), kwargs):
+        written = [0]
+    return run_again(function, written, args, kwargs)
 
 
 def _constant(x: Any) -> Any:

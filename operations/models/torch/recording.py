@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -50,6 +50,14 @@ from roundscope.operations.models.tape import (
 )
 from roundscope.operations.models.tape_file import LIMIT, save_tape
 from roundscope.operations.models.torch.arrays import TensorArrays, dtype_named
+from roundscope.operations.models.torch.memory import (
+    SHARED,
+    autocast,
+    put_places,
+    run_again,
+    shared_places,
+    writes,
+)
 from roundscope.operations.models.torch.refusals import (
     Refused,
     active_dropout,
@@ -103,7 +111,7 @@ class Pass:
 class Recorder(TorchFunctionMode):
     """The tape of what runs while it is entered."""
 
-    def __init__(self, names: Mapping[int, str]) -> None:
+    def __init__(self, names: dict[int, str]) -> None:
         super().__init__()
         self.names = names  # the paths of parameters and buffers by their identity
         self.entries: list[Entry] = []
@@ -112,6 +120,8 @@ class Recorder(TorchFunctionMode):
         self.known: dict[tuple[int, int, int], int] = {}
         self.held: list[Tensor] = []  # so that no other tensor gets the identity of one
         self.writes: Counter[int] = Counter()  # into tensors that do not count them themselves
+        self.latest: dict[int, int] = {}  # the last value of a tensor by its identity
+        self.sharing: defaultdict[int, dict[int, Tensor]] = defaultdict(dict)  # by their memory
         self.path: list[str] = [""]
         self.passes: list[Pass] = []
         self.outside: set[int] = set()  # entries that no forward pass of the model made
@@ -153,7 +163,7 @@ class Recorder(TorchFunctionMode):
             arguments = mapped(self._ref, (args, kwargs))
             own = {name: self._ref(x) for name, x in (held or {}).items()}
             out = func(*args, **kwargs)
-            if _writes(function):
+            if writes(function, kwargs):
                 self.writes[id(args[0])] += 1
             now = [self._key(x) for x in given]
             written = [i for i, key in enumerate(before) if now[i] != key]
@@ -176,10 +186,13 @@ class Recorder(TorchFunctionMode):
                 settings=settings or {},
                 note=note,
             )
-            self.entries.append(entry)
-            if not self.is_within:
-                self.outside.add(number)
-            self.runners[number] = partial(_again, func, tuple(written))
+            kind = given[0].device.type if given else "cpu"
+            cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+            again = partial(run_again, func, tuple(written))
+            self._append(entry, again if cast is None else partial(autocast, kind, cast, again))
+            for i in written:
+                self._state(given[i])
+                self._write_through(given[i])
             return out
 
     @contextmanager
@@ -190,6 +203,45 @@ class Recorder(TorchFunctionMode):
             yield
         finally:
             self.is_silent = was_silent
+
+    def _append(self, entry: Entry, runner: Runner) -> None:
+        self.entries.append(entry)
+        if not self.is_within:
+            self.outside.add(entry.number)
+        self.runners[entry.number] = runner
+
+    def _state(self, x: Tensor) -> None:
+        """Let a buffer that is written be an input, which may differ, and no weight."""
+        if (path := self.names.pop(id(x), None)) is None:
+            return
+        for number, value in enumerate(self.values):
+            if value.name == f"{PARAMETER}{path}":
+                self.values[number] = replace(value, name=f"{INPUT}{path}")
+
+    def _write_through(self, x: Tensor) -> None:
+        """Keep what a write into a tensor changed in others that share its memory: views of it,
+        what it is a view of, and other views of that.
+        """
+        for other in list(self.sharing[_memory(x)].values()):
+            if other is x or (self._key(other) in self.known and not other.is_inference()):
+                continue
+            places = shared_places(other, x)
+            if not len(places[0]):
+                continue
+            before = self.latest[id(other)]
+            self._state(other)
+            self.writes[id(other)] += 1
+            number = len(self.entries)
+            entry = Entry(
+                number=number,
+                operation=EXACT,
+                function=SHARED,
+                module=self.path[-1],
+                step=self.step,
+                arguments=([Ref(before), Ref(self.known[self._key(x)]), *places], {}),
+                outputs=(self._made(other),),
+            )
+            self._append(entry, put_places)
 
     def _key(self, x: Tensor) -> tuple[int, int, int]:
         return id(x), 0 if x.is_inference() else x._version, self.writes[id(x)]
@@ -202,7 +254,8 @@ class Recorder(TorchFunctionMode):
             path = self.names.get(id(x))
             self.inputs += path is None
             name = f"{INPUT}{self.inputs}" if path is None else f"{PARAMETER}{path}"
-            self._add(x, name, x.detach() if path is not None else x.detach().clone())
+            kept = x.detach()  # a parameter is not written by a forward pass, but a buffer may be
+            self._add(x, name, kept if isinstance(x, nn.Parameter) else kept.clone())
         return Ref(self.known[key])
 
     def begin_with(self, given: Sequence[Any]) -> None:
@@ -221,7 +274,8 @@ class Recorder(TorchFunctionMode):
 
     def _add(self, x: Tensor, name: str, array: Tensor) -> int:
         self.held.append(x)
-        number = self.known[self._key(x)] = len(self.values)
+        number = self.known[self._key(x)] = self.latest[id(x)] = len(self.values)
+        self.sharing[_memory(x)][id(x)] = x
         value = Value(name=name, dtype=dtype_named(x), shape=tuple(x.shape), array=array)
         self.values.append(value)
         return number
@@ -241,32 +295,8 @@ class Recorder(TorchFunctionMode):
         return self.known[key]
 
 
-def _writes(function: str) -> bool:
-    """Return whether a function writes into its first argument, by its name."""
-    last = function.rpartition(".")[2]
-    return last == "__setitem__" or (last.endswith("_") and not last.endswith("__"))
-
-
-def _again(
-    func: Callable[..., Any],
-    written: tuple[int, ...],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> list[Any]:
-    """Run a function again, on copies of the arguments into which it writes."""
-    number = -1
-
-    def copied(x: Any) -> Any:
-        nonlocal number
-        number += isinstance(x, Tensor)
-        return x.clone() if isinstance(x, Tensor) and number in written else x
-
-    args, kwargs = mapped(copied, (tuple(args), dict(kwargs))) if written else (args, kwargs)
-    with torch.no_grad():
-        out = func(*args, **kwargs)
-    outputs = [x for x in leaves(out) if isinstance(x, Tensor)]
-    given = [x for x in leaves((args, kwargs)) if isinstance(x, Tensor)]
-    return outputs + [given[i] for i in written if all(given[i] is not x for x in outputs)]
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
 
 
 @contextmanager

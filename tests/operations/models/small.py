@@ -14,7 +14,7 @@ TOKENS = 64
 def llama(
     implementation: str = "sdpa", layers: int = 2, width: int = 64, dtype: torch.dtype = BF16
 ) -> nn.Module:
-    """Return a Llama of the transformers library with random weights, always the same."""
+    """Return a Llama of the transformers library with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -56,7 +56,7 @@ KINDS: dict[str, dict[str, object]] = {  # what a family's config has beside the
 
 
 def tiny(kind: str, implementation: str = "sdpa", dtype: torch.dtype = BF16) -> nn.Module:
-    """Return a model of a family of the transformers library with random weights, always the same."""
+    """Return a model of a family of the transformers library with random weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     sizes: dict[str, object] = {

@@ -1,4 +1,4 @@
-"""A trainer, which reads a sequence at once, against a rollout, which generated it token by token."""
+"""A trainer, which reads a sequence at once, against a rollout, which generates it by token."""
 
 import copy
 
