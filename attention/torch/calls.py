@@ -142,8 +142,8 @@ class Wrapped:
     """
 
     def __init__(self, forward: Callable[..., Any]) -> None:
-        self.forward = forward
         update_wrapper(self, forward)  # type: ignore[arg-type]  # it is called by its subclasses
+        self.forward = forward  # the attributes that were copied may have one of this name
 
     def __reduce__(self) -> Any:
         if isinstance(self.forward, MethodType):

@@ -128,6 +128,8 @@ class Comparison:
         is_logprobs: Whether the gap is one of log-probabilities; else of the outputs.
         flips: Decisions that differ.
         notes: What else a reader must know.
+        is_partial: Whether the second run is known by some of its results alone, which are the
+            rows then.
     """
 
     equal: bool
@@ -144,6 +146,7 @@ class Comparison:
     is_logprobs: bool
     flips: tuple[Flip, ...]
     notes: tuple[str, ...]
+    is_partial: bool = False
 
     def __repr__(self) -> str:
         return self.sentence
@@ -161,6 +164,8 @@ class Comparison:
 
     @property
     def _answer(self) -> str:
+        if self.is_partial:
+            return self._partial_answer
         what = "log-probabilities" if self.is_logprobs else "numbers of the output"
         size = f"{self.gap.size:,} {what}"
         count = f"{len(self.rows):,} operations, {size}"
@@ -187,6 +192,33 @@ class Comparison:
         rest = [str(group) for group in self.groups if not group.is_told_apart]
         parts += [f"{', '.join(rest)}: not told apart from noise"] if rest else []
         return f"The gap of the {what} is made by {'; '.join(parts)}."
+
+    @property
+    def _partial_answer(self) -> str:
+        total = len(self.rows)
+        differing = [row for row in self.rows if row.made != "equal"]
+        if not differing:
+            also = f", and its {self.gap.size:,} log-probabilities" if self.gap.size else ""
+            if self.gap.any():
+                return (
+                    f"The {total:,} results that B kept are equal, every bit, but its"
+                    " log-probabilities differ."
+                )
+            return f"The {total:,} results that B kept{also} are equal, every bit."
+        here = sum(row.made == "here" for row in differing)
+        told = f"{len(differing):,} of the {total:,} results that B kept differ"
+        told += f", {here:,} of them by what is done there and {len(differing) - here:,} inherited"
+        if self.first is not None:
+            told += f"; the first is {self.first.title}"
+        parts = [
+            str(group) + ("" if isnan(group.share) else f": {group.share:.0%}")
+            for group in self.groups
+        ]
+        named = {n for group in self.groups for n in group.rows}
+        if nameless := sum(row.made == "here" and row.number not in named for row in differing):
+            parts.append(f"{nameless:,} by arithmetic that is not known")
+        of_gap = " of the gap" if self.groups and not isnan(self.groups[0].share) else ""
+        return f"{told}. Made{of_gap} by {'; '.join(parts)}." if parts else f"{told}."
 
 
 def compare_tapes(
@@ -225,7 +257,7 @@ def compare_tapes(
     ends = [replay.ended_with(name, replay.last(name)) for name in NAMES]
     if ends[0].shape != ends[1].shape:
         raise Incomparable(f"the runs end with {ends[0].size} and {ends[1].size} numbers")
-    gap = _gap(*ends)
+    gap = gap_of(*ends)
     found = _groups(rows)
     groups: list[Group] = []
     left = interaction = 0.0
@@ -278,16 +310,16 @@ def compare_tapes(
         interaction=interaction,
         unknown=sum(_has_unknown(replay.alignment, row.number) for row in rows),
         gap=gap,
-        kl=None if logits is None else _kl(*logits),
+        kl=None if logits is None else kl_of(*logits),
         mean=float(np.abs(gap).mean()) if gap.size else 0.0,
         largest=float(np.abs(gap).max(initial=0.0)),
         is_logprobs=(a.logprobs if a.logits is None else a.logits) is not None,
-        flips=(*([] if logits is None else _flips(*logits)), *_routes(replay)),
+        flips=(*([] if logits is None else flips_of(*logits)), *_routes(replay)),
         notes=tuple(notes),
     )
 
 
-def _gap(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def gap_of(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return b - a, and 0 where both are infinite or NaN alike."""
     alike = (a == b) | (np.isnan(a) & np.isnan(b))
     with np.errstate(invalid="ignore"):
@@ -439,7 +471,7 @@ def _row(replay: Replay, number: int) -> Row:
     if is_last:  # its numbers are in binary64
         ends = [tape.numpy(ending(tape)).dtype for tape in (a, b)]
         types = min(ends, key=lambda dtype: dtype.itemsize)
-    differ, ulps = _differences(own, other, types)
+    differ, ulps = differences(own, other, types)
     if is_last and _has_default(a) != _has_default(b):
         ulps = 0.0  # one of them is not rounded to the type of the other
     is_shown = bool(longer) or made in ("here", "undecided")
@@ -467,7 +499,7 @@ def _summed(words: Sequence[str]) -> str:
     return " + ".join(each)
 
 
-def _differences(
+def differences(
     x: Sequence[np.ndarray], y: Sequence[np.ndarray], dtype: np.dtype | None = None
 ) -> tuple[float, float]:
     """Return the share of numbers that differ, and the largest difference in ulps of a type, by
@@ -580,12 +612,14 @@ def _logits(replay: Replay) -> tuple[np.ndarray, np.ndarray] | None:
     return (found[0], found[1]) if found[0].shape == found[1].shape else None
 
 
-def _kl(a: np.ndarray, b: np.ndarray) -> float:
+def kl_of(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the mean over tokens of KL(a || b) of logits, in nats."""
     p, q = log_softmax(a), log_softmax(b)
     return float((np.exp(p) * (p - q)).sum(-1).mean())
 
 
-def _flips(a: np.ndarray, b: np.ndarray) -> list[Flip]:
+def flips_of(a: np.ndarray, b: np.ndarray) -> list[Flip]:
+    """Return the decisions that logits (tokens, vocabulary) make differently."""
     found = []
     for what, k in (("argmax", 1), (f"top-{TOP}", TOP)):
         if k >= a.shape[-1]:

@@ -169,6 +169,19 @@ def load_tape(path: Path) -> Tape:
     )
 
 
+def is_tape(path: Path) -> bool:
+    """Return whether a path is read as the file of a tape: it is none of results of modules."""
+    from safetensors import SafetensorError, safe_open
+
+    if path.is_dir() or path.suffix in (".pt", ".pth"):
+        return False
+    try:
+        with safe_open(path, "np") as file:
+            return "format" in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return True  # whose error `load_tape` tells
+
+
 def digested(tape: Tape) -> dict[str, tuple[str, tuple[int, ...], str]]:
     """Return type, shape and digest of each parameter of a run."""
     return {

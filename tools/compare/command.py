@@ -23,6 +23,7 @@ def run(options: CompareOptions) -> int:
         ValueError: Two runs that cannot be compared, or a word that names none.
     """
     from roundscope.operations.models.replay import ReplayError
+    from roundscope.operations.models.tape_file import is_tape
     from roundscope.operations.models.torch.comparing import compare
 
     if options.out is not None:
@@ -33,8 +34,13 @@ def run(options: CompareOptions) -> int:
             (_given(word, name), word, name)
             for word, name in zip((options.a, options.b), "AB", strict=True)
         ]
-        a, b = (_tape(*each, tell) for each in given)
+        a = _tape(*given[0], tell)
         try:
+            if isinstance(given[1][0], Path) and not is_tape(given[1][0]):
+                tell(f"reading {given[1][0]}")
+                b = given[1][0]
+            else:
+                b = _tape(*given[1], tell)
             found = compare(a, b, tell=tell)
         except ReplayError as error:
             raise UsageError(str(error)) from None
@@ -80,7 +86,7 @@ def _given(word: str, argument: str) -> Any:
     from roundscope.operations.models.torch.recording import Side
 
     path = Path(word)
-    if path.is_file():
+    if path.is_file() or (path.is_dir() and argument == "B" and any(path.rglob("Pass*.pt"))):
         return path
     if ":" not in word or path.exists():
         what = "" if path.exists() else "no such file; "

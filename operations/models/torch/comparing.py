@@ -1,21 +1,24 @@
 """`compare`: two runs of models of PyTorch, or of two files, one against the other."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from roundscope.emu.shown import shown
 from roundscope.operations.models.comparison import Comparison, compare_tapes
 from roundscope.operations.models.tape import Tape
-from roundscope.operations.models.tape_file import load_tape
+from roundscope.operations.models.tape_file import is_tape, load_tape
 from roundscope.operations.models.torch.candidates import revived, words_of
+from roundscope.operations.models.torch.dumps import read_results
+from roundscope.operations.models.torch.partial import compare_results
 from roundscope.operations.models.torch.recording import Side, record
 
 Given: TypeAlias = "Side | tuple[Any, ...] | str | os.PathLike[str] | Tape"
+Other: TypeAlias = "Given | Mapping[str, Any]"
 
 
-def compare(a: Given, b: Given, *, tell: Callable[[str], None] = lambda text: None) -> Comparison:
+def compare(a: Given, b: Other, *, tell: Callable[[str], None] = lambda text: None) -> Comparison:
     """Say which operation makes two runs of a model differ, and how much of the gap it is worth.
 
     Both runs are recorded and run again. An operation makes a difference itself where the first
@@ -27,7 +30,9 @@ def compare(a: Given, b: Given, *, tell: Callable[[str], None] = lambda text: No
     Args:
         a: A run: (model, inputs), (model, inputs, run, logprobs), a `Side`, the path of a file that
             `capture(model, path, what="operations")` wrote, or a tape.
-        b: The other one, on the same tokens and weights.
+        b: The other one, on the same tokens and weights. Of a program that cannot run here, such
+            as an engine for serving, it is a dictionary of tensors by the names of modules, or a
+            .pt or .safetensors file of one, or a folder of SGLang's tensor dump: see `partial`.
         tell: Told what is done, in words.
 
     Raises:
@@ -46,6 +51,16 @@ def compare(a: Given, b: Given, *, tell: Callable[[str], None] = lambda text: No
         >>> print(compare((model, x), (model, x)).sentence)
         The two runs are equal: 2 operations, 256 numbers of the output, every bit.
     """
+    if isinstance(a, Mapping) or (isinstance(a, str | os.PathLike) and not is_tape(Path(a))):
+        raise ValueError(
+            f"a: {shown(a)}: results of another program cannot run again; give them as b, and as a"
+            " (model, tokens) or a file of capture(model, path, what='operations')"
+        )
+    if isinstance(b, Mapping) or (isinstance(b, str | os.PathLike) and not is_tape(Path(b))):
+        own = _tape(a, "a", tell)
+        if own.tokens is None:
+            raise ValueError("a: read no tokens; results of another program are those of tokens")
+        return compare_results(own, read_results(b, own.tokens[0]), tell=tell)
     return compare_tapes(_tape(a, "a", tell), _tape(b, "b", tell), identify=words_of, tell=tell)
 
 
