@@ -202,7 +202,7 @@ class Comparison:
             if self.gap.any():
                 return (
                     f"The {total:,} results that B kept are equal, every bit, but its"
-                    " log-probabilities differ."
+                    f" log-probabilities differ, by up to {self.largest:.2g}."
                 )
             return f"The {total:,} results that B kept{also} are equal, every bit."
         here = sum(row.made == "here" for row in differing)

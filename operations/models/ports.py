@@ -59,11 +59,6 @@ def connected(
     refused = Unconnected(told)
     if tokens is None:
         raise refused
-    rows = [{s[:1] for s in each} for each in shapes]
-    if rows[0] != rows[1] and tokens[0].batch == tokens[1].batch and (1,) in rows[0] | rows[1]:
-        raise Unconnected(
-            f"{told}, one of all rows; give both runs the same attention_mask and position_ids"
-        )
     steps = [[tape.entries[tape.made_by[v]].step for v in values] for tape, values in sides]
     if any(steps[n][-1] >= len(tokens[n].lengths) for n in range(2)):
         raise refused
@@ -72,7 +67,10 @@ def connected(
     if not _fit(shapes, tokens, lengths):
         opened = _opened(shapes, tokens, lengths)
         if opened is None or not _fit(opened, tokens, lengths):
-            raise refused
+            has_one = [any(s[:1] == (1,) for s in each) for each in shapes]
+            if tokens[0].batch == tokens[1].batch > 1 and has_one[0] != has_one[1]:
+                told += ", one for all rows; give both the same attention_mask and position_ids"
+            raise Unconnected(told)
         shapes = views = opened
     axis = _token_axis(shapes, tokens, lengths)
     if axis is None and any(len(each) > 1 for each in shapes):

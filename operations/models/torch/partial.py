@@ -277,7 +277,10 @@ def evaluated(
     for number in _needed(tape, values, known, overrides):
         entry = tape.entries[number]
         if number in overrides:
-            outputs = overrides[number].run(get)
+            outputs = [
+                x if v in values else tape.arrays.cast(x, tape.values[v].dtype)
+                for v, x in zip(entry.outputs, overrides[number].run(get), strict=True)
+            ]
         elif not any(map(is_other, _reads(tape, number))):
             continue
         elif number not in tape.runners:
@@ -344,14 +347,24 @@ def _decide(tape: Tape, own: Kept, known: Mapping[int, Tensor]) -> None:
 
 
 def _choices(tape: Tape, segment: Sequence[int]) -> Iterator[dict[int, Alternative]]:
-    """Yield alternatives of the operations of a segment: of one kind, then of two kinds."""
+    """Yield alternatives of the operations of a segment.
+
+    First of all operations of a kind, such as its linear layers, then of those of one name, such as
+    `down_proj`, and then of two kinds.
+    """
     kinds: dict[str, dict[str, dict[int, Alternative]]] = {}
+    named: dict[tuple[str, str, str], dict[int, Alternative]] = {}
     for number in segment:
         entry = tape.entries[number]
+        last = entry.module.rpartition(".")[2]
         for each in alternatives(tape, entry):
             kinds.setdefault(entry.operation, {}).setdefault(each.words, {})[number] = each
+            named.setdefault((entry.operation, last, each.words), {})[number] = each
     for by_words in kinds.values():
         yield from by_words.values()
+    for (operation, _, words), own in named.items():
+        if len(own) < len(kinds[operation][words]):
+            yield own
     tried = 0
     for one, two in combinations(kinds.values(), 2):
         for x, y in product(one.values(), two.values()):
