@@ -90,13 +90,21 @@ def _rope(held: Held, settings: Held) -> Iterator[Candidate]:
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
         return q * cos + halves(q) * sin, k * cos + halves(k) * sin
 
+    def of_halves(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> Any:
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+
+        def turned(x: Tensor) -> Tensor:
+            one, two = x.chunk(2, -1)
+            return torch.cat((one * cos - two * sin, two * cos + one * sin), -1)
+
+        return turned(q), turned(k)
+
     yield "halves, each product and the sum rounded", rotated
+    yield "halves with half a table, each product and the sum rounded", of_halves
 
 
 def _attention(held: Held, settings: Held) -> Iterator[Candidate]:
     plain = not any(settings.get(n) for n in ("dropout", "window", "softcap"))
-    if not plain or "sinks" in held:
-        return
     scale, mask, is_causal = settings["scale"], held.get("mask"), settings["is_causal"]
 
     def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -117,6 +125,21 @@ def _attention(held: Held, settings: Held) -> Iterator[Candidate]:
         weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
         return torch.matmul(weights, v)
 
+    def with_sinks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        n = q.shape[1] // k.shape[1]
+        k, v = (x.repeat_interleave(n, 1) for x in (k, v))
+        scores = torch.matmul(q, k.transpose(2, 3)) * scale
+        scores = scores if mask is None else scores + mask
+        sinks = held["sinks"].reshape(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[2], -1)
+        scores = torch.cat((scores, sinks), -1)
+        scores = scores - scores.max(-1, keepdim=True).values
+        weights = torch.softmax(scores, dim=-1, dtype=scores.dtype)[..., :-1]
+        return torch.matmul(weights, v)
+
+    if "sinks" in held:
+        yield "eager with sinks: scores, softmax and their product, each rounded", with_sinks
+    if not plain or "sinks" in held:
+        return
     yield "torch's scaled_dot_product_attention", sdpa
     yield "torch's scaled_dot_product_attention of repeated keys", repeated
     yield "eager: scores, softmax and their product, each rounded", eager
@@ -147,6 +170,15 @@ CANDIDATES: dict[str, Callable[[Held, Held], Iterator[Candidate]]] = {
     "silu": _silu,
     "gelu": _gelu,
 }
+
+
+# functions without a name as an operation, which depend on their arguments alone
+_PURE = """sum mean var std cumsum cumprod div __truediv__ __rtruediv__ true_divide __floordiv__
+    __and__ __or__ __xor__ __invert__ histc bincount one_hot nonzero sigmoid tanh exp log log1p
+    expm1 sqrt rsqrt pow __pow__ __rpow__ square reciprocal cos sin erf relu softplus logsumexp
+    index_add scatter_add outer prod greater less logical_and logical_or logical_not floor ceil
+    round sign"""
+PURE = frozenset(_PURE.split())
 
 
 def words_of(tape: Tape, number: int) -> str:
@@ -293,7 +325,9 @@ def _function(name: str) -> Callable[..., Any] | None:
     """Return a function of PyTorch by its name, if it is one that is known."""
     first, *parts = name.split(".")
     bare = name.removesuffix(".__get__").rpartition(".")[2]
-    known = bare in FUNCTIONS or bare.removesuffix("_") in FUNCTIONS
+    if name == "_grouped_mm":
+        return getattr(torch, name, None)
+    known = bool({bare, bare.removesuffix("_")} & (FUNCTIONS.keys() | PURE))
     if first != "torch" or not known or parts[:-1] not in ([], ["Tensor"], ["nn", "functional"]):
         return None
     return getattr({0: torch, 1: Tensor, 2: F}[len(parts) - 1], parts[-1], None)
