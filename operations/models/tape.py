@@ -119,7 +119,7 @@ class Arrays(Protocol):
 
 
 PARAMETER, INPUT = "parameter ", "input "  # begin the names of values
-Runner = Callable[[Sequence[Any], Mapping[str, Any]], list[Any]]
+Runner = Callable[..., list[Any]]  # of (args, kwargs); of a live model also of grad=True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +142,7 @@ class Tape:
         lengths: How many tokens each forward pass read; () if that is not known.
         first: The position of the token that the first logits are of; the last ones are of the
             last token.
+        loss: The value of the loss; None if the run has none.
     """
 
     entries: Sequence[Entry]
@@ -156,6 +157,7 @@ class Tape:
     row: int = 0
     lengths: tuple[int, ...] = ()
     first: int = 0
+    loss: int | None = None
 
     @cached_property
     def made_by(self) -> dict[int, int]:

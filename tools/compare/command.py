@@ -30,17 +30,18 @@ def run(options: CompareOptions) -> int:
         checked_folder(options.out, RECORD)
     began = time.perf_counter()
     with telling("compare") as tell:
-        given = [
-            (_given(word, name), word, name)
+        asked = [
+            (given(word, name), word, name)
             for word, name in zip((options.a, options.b), "AB", strict=True)
         ]
-        a = _tape(*given[0], tell)
+        a = _tape(*asked[0], tell)
         try:
-            if isinstance(given[1][0], Path) and not is_tape(given[1][0]):
-                tell(f"reading {given[1][0]}")
-                b = given[1][0]
+            other = asked[1][0]
+            if isinstance(other, Path) and not is_tape(other):
+                tell(f"reading {other}")
+                b = other
             else:
-                b = _tape(*given[1], tell)
+                b = _tape(*asked[1], tell)
             found = compare(a, b, tell=tell)
         except ReplayError as error:
             raise UsageError(str(error)) from None
@@ -73,7 +74,7 @@ def _tape(given: Any, word: str, argument: str, tell: Callable[[str], None]) -> 
         raise UsageError(str(error)) from error
 
 
-def _given(word: str, argument: str) -> Any:
+def given(word: str, argument: str) -> Any:
     """Return the run that a word names: a path, or what a function returns.
 
     Raises:

@@ -1,13 +1,14 @@
 """Running a function of PyTorch again: writes in place, memory that is shared, and autocast."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from roundscope.operations.models.tape import Runner, leaves, mapped
+from roundscope.operations.models.tape import leaves, mapped
 
 SHARED = "memory shared with what was written"  # the function of an entry that `put_places` runs
 
@@ -36,21 +37,15 @@ def _addresses(x: Tensor) -> np.ndarray:
     return address.reshape(-1)
 
 
-def put_places(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+def put_places(
+    args: Sequence[Any], kwargs: Mapping[str, Any], grad: bool = False, is_plain: bool = False
+) -> list[Any]:
     """Return x with numbers of y in some places: (x, y, places in x, places in y)."""
     x, y, in_x, in_y = args
-    changed = x.detach().clone(memory_format=torch.contiguous_format)
-    flat = changed.view(-1)
-    flat[torch.tensor(in_x)] = y.reshape(-1)[torch.tensor(in_y)].to(x.dtype)
-    return [changed]
-
-
-def autocast(
-    kind: str, dtype: torch.dtype, run: Runner, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[Any]:
-    """Run a function as it ran under autocast."""
-    with torch.autocast(kind, dtype, cache_enabled=False):
-        return run(args, kwargs)
+    with torch.set_grad_enabled(grad):
+        flat = x.clone(memory_format=torch.contiguous_format).view(-1)
+        flat[torch.tensor(in_x)] = y.reshape(-1)[torch.tensor(in_y)].to(x.dtype)
+        return [flat.view(x.shape)]
 
 
 def writes(function: str, kwargs: Mapping[str, Any]) -> bool:
@@ -61,13 +56,32 @@ def writes(function: str, kwargs: Mapping[str, Any]) -> bool:
     return last == "__setitem__" or (last.endswith("_") and not last.endswith("__"))
 
 
+def casts() -> dict[str, torch.dtype]:
+    """Return the type to which `torch.autocast` casts on each kind of device where it is on."""
+    kinds = (kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind))
+    return {kind: torch.get_autocast_dtype(kind) for kind in kinds}
+
+
 def run_again(
     func: Callable[..., Any],
     written: Sequence[int],
+    autocast: Mapping[str, torch.dtype],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
+    grad: bool = False,
+    is_plain: bool = False,
 ) -> list[Any]:
-    """Run a function again, on copies of the arguments into which it writes."""
+    """Run a function again, on copies of the arguments into which it writes.
+
+    Args:
+        func: The function.
+        written: The numbers of these arguments.
+        autocast: The casts of `torch.autocast` where it ran.
+        args: Its arguments.
+        kwargs: Its arguments by name.
+        grad: Whether autograd keeps what it needs for gradients.
+        is_plain: Whether it runs without these casts.
+    """
     number = -1
 
     def copied(x: Any) -> Any:
@@ -76,7 +90,10 @@ def run_again(
         return x.clone() if isinstance(x, Tensor) and number in written else x
 
     args, kwargs = mapped(copied, (tuple(args), dict(kwargs))) if written else (args, kwargs)
-    with torch.no_grad():
+    with ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(grad))
+        for kind, dtype in autocast.items() if not is_plain else ():
+            stack.enter_context(torch.autocast(kind, dtype))
         out = func(*args, **kwargs)
     outputs = [x for x in leaves(out) if isinstance(x, Tensor)]
     given = [x for x in leaves((args, kwargs)) if isinstance(x, Tensor)]

@@ -31,7 +31,7 @@ from roundscope.operations.models.shares import Share, shares
 from roundscope.operations.models.tape import Tape, refs
 from roundscope.operations.models.tokens import Incomparable
 from roundscope.operations.models.torch.alternatives import Alternative, alternatives
-from roundscope.operations.models.torch.candidates import words_of
+from roundscope.operations.models.torch.candidates import is_plan, words_of
 from roundscope.operations.models.torch.dumps import Result, Results
 
 MOST = 64  # combinations of alternatives that are tried for one result
@@ -367,7 +367,8 @@ def _choices(tape: Tape, segment: Sequence[int]) -> Iterator[dict[int, Alternati
             yield own
     tried = 0
     for one, two in combinations(kinds.values(), 2):
-        for x, y in product(one.values(), two.values()):
+        both = ([own for words, own in each.items() if not is_plan(words)] for each in (one, two))
+        for x, y in product(*both):
             if (tried := tried + 1) > MOST:
                 return
             yield x | y

@@ -52,7 +52,7 @@ from roundscope.operations.models.tape_file import LIMIT, save_tape
 from roundscope.operations.models.torch.arrays import TensorArrays, dtype_named
 from roundscope.operations.models.torch.memory import (
     SHARED,
-    autocast,
+    casts,
     put_places,
     run_again,
     shared_places,
@@ -75,6 +75,7 @@ from roundscope.operations.models.torch.scopes import (
 
 RUN = "run= a function that returns the model's logits"
 LOGPROBS = "logprobs= a function that computes them from the logits by functions of PyTorch"
+LOSS = "loss= a function that computes it by functions of PyTorch"
 SETTINGS = ("eps", "variance_epsilon")  # of norms
 OF_CALLS = ("is_causal", "scale", "dropout", "window", "softcap")
 
@@ -91,6 +92,8 @@ class Side:
         logprobs: A function of (logits, tokens) that computes the log-probabilities as this side
             does; by default they are computed from the logits in binary64.
         row: Which entry of the batch is compared, if the other side has a smaller batch.
+        loss: A function of (what the model returned, inputs) that returns its loss, of which
+            `error_budget` says how exact it and its gradients are.
     """
 
     model: nn.Module
@@ -98,6 +101,7 @@ class Side:
     run: Callable[[nn.Module, Any], Any] | None = None
     logprobs: Callable[[Tensor, Tensor], Tensor] | None = None
     row: int = 0
+    loss: Callable[[Any, Any], Tensor] | None = None
 
 
 @dataclass(slots=True)
@@ -186,10 +190,7 @@ class Recorder(TorchFunctionMode):
                 settings=settings or {},
                 note=note,
             )
-            kind = given[0].device.type if given else "cpu"
-            cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-            again = partial(run_again, func, tuple(written))
-            self._append(entry, again if cast is None else partial(autocast, kind, cast, again))
+            self._append(entry, partial(run_again, func, tuple(written), casts()))
             for i in written:
                 self._state(given[i])
                 self._write_through(given[i])
@@ -487,8 +488,13 @@ def record(side: Side, name: str = "run") -> Tape:
             logprobs = _called(name, "logprobs=", side.logprobs, result, tokens)
             with _without_modes():
                 _check_logprobs(name, logprobs, tokens)
+        loss = None
+        if side.loss is not None:
+            loss = _called(name, "loss=", side.loss, out, inputs)
+            with _without_modes():
+                _check_loss(name, loss)
     try:
-        return _tape(recorder, model, result, tokens, logprobs, side.row)
+        return _tape(recorder, model, result, tokens, logprobs, side.row, loss)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 
@@ -571,6 +577,18 @@ def _check_logprobs(name: str, logprobs: Any, tokens: Tensor) -> None:
         )
 
 
+def _check_loss(name: str, loss: Any) -> None:
+    """Refuse what a function `loss=` returned if it is not one number.
+
+    Raises:
+        ValueError: It has another type or shape.
+    """
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        raise ValueError(
+            f"{name}: loss= returned {_kind(loss)}, must return a tensor of one number, the loss"
+        )
+
+
 def _kind(x: Any) -> str:
     """Return a tensor's type and shape in words, or another value as errors show it."""
     return f"{dtype_named(x)} {tuple(x.shape)}" if isinstance(x, Tensor) else shown(x)
@@ -583,16 +601,19 @@ def _tape(
     tokens: Tensor | None,
     logprobs: Tensor | None = None,
     row: int = 0,
+    loss: Tensor | None = None,
 ) -> Tape:
     """Return what was recorded, with what it ended with."""
     value, own = recorder.value_of(result), None
     if logprobs is not None:
         own = recorder.value_of(logprobs, "the log-probabilities", LOGPROBS)
+    lost = None if loss is None else recorder.value_of(loss, "the loss", LOSS)
     lengths = _lengths(recorder, tokens)
     # each token a row of the vocabulary, or each of the last ones
     has_logits = tokens is not None and result.dim() == 3 and len(result) == len(tokens)
     first = tokens.shape[1] - result.shape[1] if tokens is not None and has_logits else 0
-    entries, runners = _without_unused(recorder, [value if own is None else own, value])
+    ends = [v for v in (value, own, lost) if v is not None]
+    entries, runners = _without_unused(recorder, ends)
     return Tape(
         entries=entries,
         values=recorder.values,
@@ -606,6 +627,7 @@ def _tape(
         row=row,
         lengths=lengths,
         first=max(first, 0),
+        loss=lost,
     )
 
 
