@@ -36,18 +36,31 @@ def run(options: CompareOptions) -> int:
         ]
         a = _tape(*asked[0], tell)
         try:
-            other = asked[1][0]
+            other, word, _ = asked[1]
             if isinstance(other, Path) and not is_tape(other):
-                tell(f"reading {other}")
-                b = other
+                found = _with_results(a, other, word, tell)
             else:
-                b = _tape(*asked[1], tell)
-            found = compare(a, b, tell=tell)
+                found = compare(a, _tape(*asked[1], tell), tell=tell)
         except ReplayError as error:
             raise UsageError(str(error)) from None
     told = report(options, found, time.perf_counter() - began)
     deliver(told, options.out, RECORD, as_json=options.json)
     return 0 if found.equal else 1
+
+
+def _with_results(a: Any, path: Path, word: str, tell: Callable[[str], None]) -> Any:
+    """Compare a run with results of another program.
+
+    Raises:
+        ValueError: They are of other tokens, or of no module of the run.
+    """
+    from roundscope.operations.models.torch.comparing import compare
+
+    tell(f"reading {path}")
+    try:
+        return compare(a, path, tell=tell)
+    except ValueError as error:
+        raise bad("B", word, str(error).removeprefix(f"{path}: ")) from None
 
 
 def _tape(given: Any, word: str, argument: str, tell: Callable[[str], None]) -> Any:

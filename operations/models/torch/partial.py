@@ -191,9 +191,10 @@ def _matched(tape: Tape, given: Results) -> tuple[list[Kept], list[str]]:
             found.append(Kept(name, place, whole, result.positions))
     if not found:
         raise Incomparable(
-            "B has no result of a module of A, or none of its shape"
-            f" ({', '.join(unknown[:FEW]) or 'it is empty'}); give a dictionary of paths of A's"
-            " modules, such as 'model.norm', and tensors (tokens, features)"
+            "no result of a module of A, or none of its shape"
+            f" ({', '.join(unknown[:FEW]) or 'it is empty'}); give paths of A's modules, such as"
+            " 'model.norm', with tensors (tokens, features), or a file that"
+            ' capture(model, path, what="operations") wrote'
         )
     order = {v: n for n, v in enumerate(sorted({v for own in found for v in own.values}))}
     return sorted(found, key=lambda own: max(order[v] for v in own.values)), unknown

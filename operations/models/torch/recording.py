@@ -68,6 +68,7 @@ from roundscope.operations.models.torch.scopes import (
     GLOBALS,
     claims,
     compiled,
+    compiled_function,
     operation_named,
     plain_path,
     wrap,
@@ -331,6 +332,12 @@ def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
     for path, module in model.named_modules():
         if isinstance(module, _DropoutNd) and module.training and module.p > 0:
             raise Refused(f"{name}: {active_dropout(path or type(module).__name__, module.p)}")
+        if function := compiled_function(module):
+            raise Refused(
+                f"{name}: the function {f'{path}.{function}'.lstrip('.')!r} is compiled by itself,"
+                " and while it is recorded it would run operation by operation, with other bits;"
+                " compile its module in its place: torch.compile(module)"
+            )
     named: list[tuple[str, Tensor]] = [*model.named_parameters(remove_duplicate=False)]
     named += [*model.named_buffers(remove_duplicate=False)]
     recorder = Recorder({id(x): plain_path(path) for path, x in reversed(named)})

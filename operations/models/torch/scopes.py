@@ -87,6 +87,14 @@ def compiled(module: nn.Module) -> nn.Module | None:
     return module if module.__dict__.get("_compiled_call_impl") is not None else None
 
 
+def compiled_function(module: nn.Module) -> str | None:
+    """Return the name of a function of a module, or of its class, that was compiled by itself."""
+    if compiled(module) is not None:
+        return None
+    own = {**vars(type(module)), **vars(module)}
+    return next((name for name, f in own.items() if hasattr(f, "_torchdynamo_orig_callable")), None)
+
+
 def claims(model: nn.Module) -> Iterator[tuple[str, nn.Module, str | None]]:
     """Yield (path, module, operation) of the modules of a model that are looked at.
 

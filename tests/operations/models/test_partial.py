@@ -171,7 +171,7 @@ def test_hidden_states_by_what_a_layer_reads():
             "first differ at token 0",
         ),
         ({"token_ids": IDS[0, :4], "model.norm": torch.zeros(4, 64)}, r"read 10 \(4 tokens\)"),
-        ({"norm": torch.zeros(COUNT, 64)}, r"no result of a module of A.*\(norm\); give a dict"),
+        ({"norm": torch.zeros(COUNT, 64)}, r"no result of a module of A.*\(norm\); give paths of"),
         ({"model.norm": torch.zeros(COUNT, 63)}, r"model\.norm \(10, 63\)"),
         ({}, r"\(it is empty\)"),
         ({"model.norm": "x"}, "'model.norm': 'x', must be a tensor"),

@@ -145,6 +145,21 @@ def test_gradient_checkpointing_and_a_backward_pass(reentrant, tmp_path):
     assert compare(path, (gpt(layers=1), ids)).equal
 
 
+def test_a_function_that_is_compiled_by_itself_is_refused():
+    class Compiled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.double = torch.compile(lambda x: x * 2, backend="eager")
+
+        def forward(self, x):
+            return self.double(x)
+
+    model = nn.Sequential(Compiled())
+    text = r"^a: model: the function '0\.double' is compiled by itself.*torch\.compile\(module\)$"
+    with pytest.raises(ValueError, match=text):
+        compare((model, {"input": X}), (model, {"input": X}))
+
+
 def test_numbers_that_are_not_finite_come_first():
     def with_infinity(model):
         model.model.norm.register_forward_pre_hook(lambda m, x: (x[0] * float("inf"),))
