@@ -185,7 +185,7 @@ class Comparison:
             names = ", ".join(str(group) for group in self.groups)
             if lost := int((~np.isfinite(self.gap)).sum()):
                 first = next((row for row in self.rows if row.ulps == inf), None)
-                where = "" if first is None else f", first after {first.title}"
+                where = "" if first is None else f", first in {first.title}"
                 return f"{lost:,} of {size} are infinite or NaN in one run{where}; made by {names}."
             return f"The {what} differ; made by {names}."
         parts = [f"{group}: {group.share:.0%}" for group in self.groups if group.is_told_apart]
