@@ -361,11 +361,11 @@ def _choices(tape: Tape, segment: Sequence[int]) -> Iterator[dict[int, Alternati
         for each in alternatives(tape, entry):
             kinds.setdefault(entry.operation, {}).setdefault(each.words, {})[number] = each
             named.setdefault((entry.operation, last, each.words), {})[number] = each
-    for by_words in kinds.values():
-        yield from by_words.values()
-    for (operation, _, words), own in named.items():
-        if len(own) < len(kinds[operation][words]):
-            yield own
+    few = {key: own for key, own in named.items() if len(own) < len(kinds[key[0]][key[2]])}
+    for plans in (False, True):  # which take longer
+        for by_words in kinds.values():
+            yield from (own for words, own in by_words.items() if is_plan(words) == plans)
+        yield from (own for (_, _, words), own in few.items() if is_plan(words) == plans)
     tried = 0
     for one, two in combinations(kinds.values(), 2):
         both = ([own for words, own in each.items() if not is_plan(words)] for each in (one, two))
