@@ -70,7 +70,7 @@ class Plan(BasePlan):
         " ceil(F / splits) features, the last one those that are left. Default 1: no split.",
         source="split-K kernels",
         refused=_too_few,
-        moves=Moves(forward=1, values=(1, 2, 4, 8)),
+        moves=Moves(forward=1, values=(1, 2, 3, 4, 5, 6, 8, 16)),
         words=("1", "2", "3", "4", "8", "16"),
     )
     split_unit: int = choice(
@@ -105,7 +105,7 @@ def forward(
     xp, splits = at.ops.xp, at.plan.splits
     x, w = at(Site.X, x), at.ops.transposed(at(Site.W, weight))
     b = None if bias is None else xp.broadcast_to(at(Site.B, bias[None, :]), (len(x), w.shape[1]))
-    first = b if at.plan.bias_first else None
+    first = b if b is not None and at.plan.bias_first else None
     if splits == 1:
         y = at.product(Site.Y, x, w, first)
     else:
@@ -205,5 +205,6 @@ LINEAR = Operation(
     outputs=(Value("out", Site.OUT),),
     forward=forward,
     backward=backward,
+    by_result=("weight", "bias"),
     published=published(Plan, torch_cpu, hopper, hopper_e4m3),
 )

@@ -35,9 +35,9 @@ class Site(SiteBase):
     SQ = "SQ", "X X", Axes.RF, "forward", 2
     SS = "SS", "sum_f SQ", Axes.R, "forward", 3
     MS = "MS", "SS / F", Axes.R, "forward", 4
-    VE = "VE", "MS + eps", Axes.R, "forward", 5
-    SD = "SD", "sqrt(VE)", Axes.R, "forward", 6
-    RS = "RS", "1 / SD, or 1 / sqrt(VE) in one", Axes.R, "forward", 7
+    VE = "VE", "MS + eps, or SD + eps (eps_outside)", Axes.R, "forward", 5
+    SD = "SD", "sqrt(VE), or sqrt(MS) (eps_outside)", Axes.R, "forward", 6
+    RS = "RS", "1 / SD, or 1 / sqrt(VE) in one, or 1 / VE (eps_outside)", Axes.R, "forward", 7
     XN = "XN", "X RS", Axes.RF, "forward", 8
     XC = "XC", "XN as it is multiplied by the weight", Axes.RF, "forward", 9
     W1 = "W1", "1 + W", Axes.F, "forward", 10
@@ -87,6 +87,10 @@ class Mean(StrEnum):
     """
 
 
+def _rooted(plan: Any) -> str:
+    return "" if plan.root is Root.DIVIDED else "goes with root=divided"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(BasePlan):
     """The arithmetic of RMSNorm."""
@@ -119,6 +123,15 @@ class Plan(BasePlan):
         source="PyTorch's mean on a GPU, div.full in Triton",
         moves=Moves(forward=3),
     )
+    eps_outside: bool = choice(
+        False,
+        number=3,
+        doc="True adds eps to the root, in place of the mean below it: 1 / (sqrt(MS) + eps), whose"
+        " gradients are not computed. It is what is computed, and not how. Default False.",
+        source="the code of Zhang and Sennrich's paper",
+        refused=_rooted,
+        moves=Moves(forward=4),
+    )
 
 
 def forward(
@@ -140,13 +153,19 @@ def forward(
         x = summed = at(Site.ADD, x + at(Site.RES, residual))
     sq = at(Site.SQ, mul(x, x))
     ss = at.product(Site.SS, sq, xp.ones((features, 1)))[:, 0]
-    ve = _mean_and_eps(at, ss, features, constant(at.plan, Site.VE, settings["eps"]))
-    if at.plan.root is Root.DIVIDED:
-        sd = at(Site.SD, xp.sqrt(ve))
+    eps = constant(at.plan, Site.VE, settings["eps"])
+    if at.plan.eps_outside:
+        sd = at(Site.SD, xp.sqrt(at(Site.MS, _mean(at, ss, features))))
+        ve = at(Site.VE, sd + eps)
+        rs = at(Site.RS, at.ops.divide(xp.ones_like(ve), ve))
+    elif at.plan.root is Root.DIVIDED:
+        sd = at(Site.SD, xp.sqrt(_mean_and_eps(at, ss, features, eps)))
         rs = at(Site.RS, at.ops.divide(xp.ones_like(sd), sd))
     elif at.plan.root is Root.RSQRT:
+        ve = _mean_and_eps(at, ss, features, eps)
         rs = at(Site.RS, at.ops.call(rsqrt, at.ops.round(ve, BINARY32, None)))
     else:
+        ve = _mean_and_eps(at, ss, features, eps)
         rs = at(Site.RS, at.ops.divide(xp.ones_like(ve), xp.sqrt(ve)))
     xn = at(Site.XN, mul(x, rs[:, None]))
     xc = at(Site.XC, xn)
@@ -157,15 +176,22 @@ def forward(
     return at(Site.OUT, at(Site.XW, mul(xc, w1))), summed, x, rs, xc, w1
 
 
-def _mean_and_eps(at: Events[Plan, Rows], ss: Array, features: int, eps: float) -> Array:
-    """Return the event VE of the sums of squares."""
+def _mean(at: Events[Plan, Rows], ss: Array, features: int) -> Array:
+    """Return the mean of the sums of squares, before the event MS."""
     full, ops = at.ops.xp.full_like(ss, features), at.ops
     if at.plan.mean is Mean.DIVIDED:
-        return at(Site.VE, at(Site.MS, ops.divide(ss, full)) + eps)
+        return ops.divide(ss, full)
     if at.plan.mean is Mean.FACTOR:
-        return at(Site.VE, at(Site.MS, ops.multiply(ss, float(np.float32(1.0 / features)))) + eps)
-    ms = at(Site.MS, ops.multiply(ss, ops.call(rcp, full)))
-    return at(Site.VE, ops.odd_sum(ms, ops.xp.full_like(ms, eps)))
+        return ops.multiply(ss, float(np.float32(1.0 / features)))
+    return ops.multiply(ss, ops.call(rcp, full))
+
+
+def _mean_and_eps(at: Events[Plan, Rows], ss: Array, features: int, eps: float) -> Array:
+    """Return the event VE of the sums of squares."""
+    ms = at(Site.MS, _mean(at, ss, features))
+    if at.plan.mean is not Mean.RCP:
+        return at(Site.VE, ms + eps)
+    return at(Site.VE, at.ops.odd_sum(ms, at.ops.xp.full_like(ms, eps)))
 
 
 def backward(
@@ -175,6 +201,8 @@ def backward(
     gradients: tuple[Array, Array | None],
 ) -> dict[str, Array]:
     """Return the gradients of x, of the residual, which has the same, and of the weight."""
+    if at.plan.eps_outside:
+        raise ValueError("eps_outside=True: has no gradients; leave them out")
     (x, rs, xc, w1), (dout, dsum) = saved, gradients
     xp, mul, found = at.ops.xp, at.ops.multiply, {}
     ones = xp.ones((x.shape[1], 1))
