@@ -23,13 +23,12 @@ from roundscope.operations.run import operation_named, plan_of
 WIDTH = 4  # how many of the nearest plans are changed
 DEPTH = 4  # the most changes one after the other
 KEPT = 24  # how many plans that differ go on to more rows
-MORE = 4  # how many times more rows are compared next
+MORE = 2  # how many times more rows are compared next
 FIRST = (2**15, 2**19)  # numbers of rows that are compared first; of a product, its products
 WORK = (2**21, 2**28)  # in one comparison of all plans that are left
 MOST = (2**20, 2**27)  # in the last comparison, of the nearest plan alone
 BUDGET, LEAST_PLANS = 2**24, 32  # numbers of a search that cannot take part of the rows
 OTHERS = {"eps": (0.0, 1e-5, 1e-6, 1e-8, 1e-12, 2.0**-23, 1e-3)}  # settings that are tried
-LAST = 40  # of the plans that are left, how many may be the answer
 FEW = 3  # ties that a sentence names
 
 
@@ -180,7 +179,7 @@ def _search(calls: Sequence[Given], tell: Callable[[str], None]) -> Identified:
     scores: dict[tuple[object, ...], tuple[Score, Tried]] = {}
     tried: set[tuple[object, ...]] = set()
     kind = 1 if first.own.by_result else 0
-    work = FIRST[kind]
+    work = start = FIRST[kind] // min(len(calls), 8)
     fixed = sum(c.within(work).work for c in calls if not c.by_rows)
     most = max(LEAST_PLANS, BUDGET // fixed) if fixed else sys.maxsize
 
@@ -220,7 +219,7 @@ def _search(calls: Sequence[Given], tell: Callable[[str], None]) -> Identified:
             expanded |= {t.key for t in wide}
             tell(f"{first.own.name}: changes of {wide[0].words}")
             judged(parts, changes(wide, ("fp32", *types, "bf16", "fp64")))
-        known = [t for t in plans if t.key not in expanded] if work == FIRST[kind] else []
+        known = [t for t in plans if t.key not in expanded] if work == start else []
         others = changes((*_first_of_bases(exact()), *known), ("fp32", *types))
         judged(parts, [t for t in others if t.key not in tried])
         found = exact()
@@ -232,14 +231,20 @@ def _search(calls: Sequence[Given], tell: Callable[[str], None]) -> Identified:
         work, expanded = work * MORE, set() if misses else expanded
     ties = _each_once(first, found) or [ranked()[0][1]]
     wholes = [call.within(MOST[kind]) for call in calls]
-    scored = ((n, score_of(wholes, plan.plan)) for n, plan in enumerate(ties[:LAST]))
-    n, score = next((pair for pair in scored if pair[1] and pair[1].is_exact), (0, None))
-    score = score or score_of(wholes, ties[0].plan)
+    sizes = [work * 4, work * 16, MOST[kind]]
+    n = next((n for n, plan in enumerate(ties) if found and _holds(calls, plan, sizes)), 0)
+    score = score_of(wholes, ties[n].plan)
     assert score is not None
     return replace(
         _answer(calls, wholes, score, ties[n], ties[n + 1 :] if found else [], len(tried)),
         compared_ties=sum(part.numbers for part in parts),
     )
+
+
+def _holds(calls: Sequence[Given], plan: Tried, sizes: Sequence[int]) -> bool:
+    """Return whether a plan gives every bit of larger and larger parts of calls."""
+    scores = (score_of([call.within(size) for call in calls], plan.plan) for size in sizes)
+    return all(score is not None and score.is_exact for score in scores)
 
 
 def _each_once(call: Given, plans: Sequence[Tried]) -> list[Tried]:

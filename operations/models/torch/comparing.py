@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -10,6 +11,7 @@ from roundscope.operations.models.comparison import Comparison, compare_tapes
 from roundscope.operations.models.tape import Tape
 from roundscope.operations.models.tape_file import load_tape
 from roundscope.operations.models.torch.candidates import revived, words_of
+from roundscope.operations.models.torch.emulated import Emulated, with_plans, words_by_plan
 from roundscope.operations.models.torch.recording import Side, record
 
 Given: TypeAlias = "Side | tuple[Any, ...] | str | os.PathLike[str] | Tape"
@@ -46,7 +48,28 @@ def compare(a: Given, b: Given, *, tell: Callable[[str], None] = lambda text: No
         >>> print(compare((model, x), (model, x)).sentence)
         The two runs are equal: 2 operations, 256 numbers of the output, every bit.
     """
-    return compare_tapes(_tape(a, "a", tell), _tape(b, "b", tell), identify=words_of, tell=tell)
+    tapes = with_plans(_tape(a, "a", tell), _tape(b, "b", tell), tell)
+    found = compare_tapes(*tapes, identify=_words, tell=tell)
+    return replace(found, notes=(*found.notes, *_notes(tapes)))
+
+
+def _notes(tapes: tuple[Tape, Tape]) -> list[str]:
+    """Return what is to be known of operations that run by plans."""
+    own = [r for tape in tapes for r in tape.runners.values() if isinstance(r, Emulated)]
+    if not own:
+        return []
+    text = (
+        f"{len(own)} operations run again by plans that give all of their numbers, since no"
+        " function of PyTorch gives them here"
+    )
+    if common := sum(r.is_common for r in own):
+        text += f"; {common} of them by a plan of both runs, which these numbers do not tell apart"
+    return [text]
+
+
+def _words(tape: Tape, number: int) -> str:
+    """Return the arithmetic of an entry: functions of PyTorch that give it, else plans that do."""
+    return words_of(tape, number) or words_by_plan(tape, number)
 
 
 def _tape(given: Given, name: str, tell: Callable[[str], None]) -> Tape:
