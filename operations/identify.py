@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.emu.shown import shown
 from roundscope.emu.stats.comparison import Lost, agree, lost
 from roundscope.operations.given import Given, Score, calls_given, score_of, ulps_of
 from roundscope.operations.operation import Operation
 from roundscope.operations.plans_tried import Tried, changed_plans, named_plans, type_of
+from roundscope.operations.probing import telling
 from roundscope.operations.run import operation_named, plan_of
 
 WIDTH = 4  # how many of the nearest plans are changed
@@ -25,10 +27,11 @@ DEPTH = 4  # the most changes one after the other
 KEPT = 24  # how many plans that differ go on to more rows
 MORE = 2  # how many times more rows are compared next
 FIRST = (2**15, 2**19)  # numbers of rows that are compared first; of a product, its products
-WORK = (2**21, 2**28)  # in one comparison of all plans that are left
+WORK = (2**22, 2**28)  # in one comparison of all plans that are left
 MOST = (2**20, 2**27)  # in the last comparison, of the nearest plan alone
 BUDGET, LEAST_PLANS = 2**24, 32  # numbers of a search that cannot take part of the rows
 OTHERS = {"eps": (0.0, 1e-5, 1e-6, 1e-8, 1e-12, 2.0**-23, 1e-3)}  # settings that are tried
+PROBES = 3  # calls of a user's function
 FEW = 3  # ties that a sentence names
 
 
@@ -135,6 +138,7 @@ def identify(
     outputs: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     *,
     settings: Mapping[str, Any] | None = None,
+    call: Callable[[dict[str, Any]], Any] | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Identified:
     """Say which plan of an operation gives every bit that a call returned, and which ones tie.
@@ -145,6 +149,9 @@ def identify(
             of several calls of one implementation.
         outputs: What the call returned, arrays by name in their types; or a sequence of them.
         settings: What differs from `Operation.settings`, such as eps.
+        call: A function of inputs by name that returns the output, or outputs by name, as the
+            implementation computes them. It is called up to three times, on up to 64 rows with the
+            parameters of the (first) call, chosen such that the plans that tie give other results.
         tell: Told what is tried, in words.
 
     Returns:
@@ -154,6 +161,7 @@ def identify(
     Raises:
         ValueError: A name is unknown, an input is missing, or an output has another shape than the
             operation gives.
+        TypeError: `call` returned neither an array nor arrays by name.
 
     Example:
         >>> import numpy as np
@@ -164,12 +172,35 @@ def identify(
         >>> identify("rms_norm", given, {"out": out}).plan
         'liger-llama-fp32; SS.sum=pairwise'
     """
-    own = operation_named(name)
-    pairs = calls_given(own, inputs, outputs, settings or {})
+    own, told = operation_named(name), settings or {}
+    pairs = calls_given(own, inputs, outputs, told)
     found = _search(pairs, tell)
     if not found.is_found:
-        found = _meaning(pairs, found, tell)
+        return _meaning(pairs, found, tell)
+    if call is None:
+        return found
+    many_in = [inputs] if isinstance(inputs, Mapping) else list(inputs)
+    many_out = [outputs] if isinstance(outputs, Mapping) else list(outputs)
+    for seed in range(PROBES):
+        given = telling(own, found.plans, many_in[0], told, seed)
+        if given is None:
+            break
+        tell(f"{own.name}: probe {seed + 1} of {len(found.plans)} plans")
+        many_in.append(given)
+        many_out.append(_returned(own, call(dict(given))))
+        found = _search(calls_given(own, many_in, many_out, told), tell)
+        if not found.is_found:
+            break
     return found
+
+
+def _returned(own: Operation, out: Any) -> Mapping[str, Any]:
+    """Return what a function of a user returned, as outputs by name."""
+    if isinstance(out, Mapping):
+        return out
+    if not hasattr(out, "shape"):
+        raise TypeError(f"call: it returned {shown(out)}; return an array, or arrays by name")
+    return {own.outputs[0].name: np.asarray(out)}
 
 
 def _search(calls: Sequence[Given], tell: Callable[[str], None]) -> Identified:

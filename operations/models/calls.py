@@ -37,6 +37,10 @@ class Named(NamedTuple):
 
     def __str__(self) -> str:
         count = f"{self.operation} x {len(self.modules)}"
+        if self.found is None and self.operation == "attention":
+            return f"{count}: not compared; capture its tensors and identify those"
+        if self.found is None and self.operation in OPERATIONS:
+            return f"{count}: not compared, since it is called otherwise or numbers are missing"
         if self.found is None:
             return f"{count}: no plan is known of {self.function}"
         return f"{count}: {self.found.name or self.found.sentence}"
@@ -151,14 +155,14 @@ def explained(calls: Sequence[Call], tell: Callable[[str], None] = lambda text: 
     )
 
 
-def explained_by(calls: Sequence[Call], plan: str) -> float:
+def explained_by(calls: Sequence[Call], plan: str, work: int = CHECKED) -> float:
     """Return the share of the numbers of calls that a plan in words gives, of large ones of a part;
     below 1 if a zero has the other sign.
     """
     own = OPERATIONS[calls[0].operation]
     inputs, outputs = [call.inputs for call in calls], [call.outputs for call in calls]
     given = calls_given(own, inputs, outputs, calls[0].settings)
-    score = score_of([own.within(CHECKED) for own in given], plan_of(own, plan))
+    score = score_of([own.within(work) for own in given], plan_of(own, plan))
     if score is None:
         return 0.0
     return score.share if score.is_exact or score.share < 1.0 else np.nextafter(1.0, 0.0)

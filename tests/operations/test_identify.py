@@ -138,3 +138,26 @@ def same(operation, a, b):
 def test_what_does_not_fit_is_refused(given, out, told):
     with pytest.raises(ValueError, match=told):
         identify("rms_norm", given, out)
+
+
+def test_probes_tell_ties_apart():
+    """The rows that are chosen leave fewer plans, and never exclude the right one."""
+    plan, given = "torch-cuda", {"x": made(1, (8, 64), "bf16", 1.5)}
+    calls = []
+
+    def kernel(inputs):
+        calls.append(inputs["x"])
+        return run("log_softmax", plan, inputs).outputs["out"]
+
+    out = {"out": kernel(given)}
+    alone, probed = (identify("log_softmax", given, out, call=f) for f in (None, kernel))
+    assert 1 < len(calls) <= 4 and all(x.dtype == given["x"].dtype for x in calls)
+    assert len(probed.plans) < len(alone.plans) and probed.numbers > alone.numbers
+    assert any(same("log_softmax", words, plan) for words in probed.plans)
+
+
+def test_a_function_that_returns_no_array_is_refused():
+    given = {"x": made(1, (4, 64), "bf16")}
+    out = run("silu", "torch-cpu", given).outputs
+    with pytest.raises(TypeError, match="call: it returned 'x'"):
+        identify("silu", given, out, call=lambda inputs: "x")

@@ -57,7 +57,7 @@ def run(options: IdentifyOptions) -> None:
         tell("reading")
         try:
             if metadata_of(path).get("format") == FORMAT:
-                found = named(load_tape(path), tell)
+                found = named(_revived(load_tape(path)), tell)
             else:
                 name, inputs, outputs, settings = _call(path)
                 from roundscope.operations.identify import identify
@@ -87,6 +87,15 @@ def run(options: IdentifyOptions) -> None:
         is_alone = not each.function and each.found is not None
         screen.print(str(each.found) if is_alone else str(each), markup=False)
     print(f"written: {folder / RECORD}")
+
+
+def _revived(tape: Any) -> Any:
+    """Return a tape with what a file leaves out, views and casts, if PyTorch is installed."""
+    try:
+        from roundscope.operations.models.torch.candidates import revived
+    except ImportError:
+        return tape
+    return revived(tape)
 
 
 def _data(each: Any) -> dict[str, Any]:

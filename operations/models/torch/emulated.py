@@ -10,10 +10,13 @@ import numpy as np
 from torch import Tensor
 
 from roundscope.attention.torch.arrays import tensor_of
-from roundscope.operations.models.calls import calls_of, explained, inputs_of
+from roundscope.operations.identify import Identified
+from roundscope.operations.models.calls import calls_of, explained, explained_by, inputs_of
 from roundscope.operations.models.tape import Entry, Ref, Runner, Tape, mapped
 from roundscope.operations.operation import Call
 from roundscope.operations.run import run
+
+QUICK = 2**14  # numbers or products on which a plan of the other run is checked first
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,32 +66,50 @@ def with_plans(
         tell(f"plans of {entry.title}")
         calls = calls_of(a, entry.number)
         others = [] if other is None else calls_of(b, other)
-        if calls and others and calls[0].settings == others[0].settings:
-            said = explained([*calls, *others])
-            if said.is_found:
-                words = f"{said.name}, not told apart"
-                if lacks[0]:
-                    runners[0][entry.number] = Emulated(a, entry, said.plan, words, True)
-                if lacks[1] and other is not None:
-                    runners[1][other] = Emulated(b, b.entries[other], said.plan, words, True)
-                    alone.discard(other)
-                continue
+        if not lacks[0] or not calls or not others:
+            said = None
+        elif common := _common(said := explained(calls), calls, others):
+            runners[0][entry.number] = Emulated(a, entry, *common, True)
+            if lacks[1] and other is not None:
+                runners[1][other] = Emulated(b, b.entries[other], *common, True)
+                alone.discard(other)
+            continue
         if lacks[0]:
-            _alone(a, entry, calls, runners[0])
+            _alone(a, entry, calls, runners[0], said)
     for number in sorted(alone):
         _alone(b, b.entries[number], calls_of(b, number), runners[1])
     return replace(a, runners=runners[0]), replace(b, runners=runners[1])
+
+
+def _common(
+    said: Identified, calls: Sequence[Call], others: Sequence[Call]
+) -> tuple[str, str] | None:
+    """Return a plan that gives the numbers of both runs, and its words; None if there is none.
+
+    The plans that tie in one run are compared with the other run, and the other way round.
+    """
+    for plans, own in ((said.plans, others), (lambda: explained(others).plans, calls)):
+        for plan in plans() if callable(plans) else plans:
+            if explained_by(own, plan, QUICK) == 1.0 and explained_by(own, plan) == 1.0:
+                return plan, f"{plan}, not told apart"
+    return None
 
 
 def _place(entry: Entry) -> tuple[Any, ...]:
     return entry.operation, entry.module, entry.step
 
 
-def _alone(tape: Tape, entry: Entry, calls: Sequence[Call], runners: dict[int, Runner]) -> None:
+def _alone(
+    tape: Tape,
+    entry: Entry,
+    calls: Sequence[Call],
+    runners: dict[int, Runner],
+    said: Identified | None = None,
+) -> None:
     """Let an entry run by the plan that gives all of its numbers, if there is one."""
     if not calls:
         return
-    said = explained(calls)
+    said = said or explained(calls)
     own = Emulated(tape, entry, said.plan, said.name, False)
     if said.is_found and _repeats(tape, entry, own):
         runners[entry.number] = own
