@@ -139,6 +139,7 @@ def identify(
     *,
     settings: Mapping[str, Any] | None = None,
     call: Callable[[dict[str, Any]], Any] | None = None,
+    depth: int = DEPTH,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Identified:
     """Say which plan of an operation gives every bit that a call returned, and which ones tie.
@@ -152,6 +153,8 @@ def identify(
         call: A function of inputs by name that returns the output, or outputs by name, as the
             implementation computes them. It is called up to three times, on up to 64 rows with the
             parameters of the (first) call, chosen such that the plans that tie give other results.
+        depth: The most changes of a published plan that are made one after the other where none
+            gives every bit; with 0 only single ones are tried.
         tell: Told what is tried, in words.
 
     Returns:
@@ -174,9 +177,9 @@ def identify(
     """
     own, told = operation_named(name), settings or {}
     pairs = calls_given(own, inputs, outputs, told)
-    found = _search(pairs, tell)
+    found = _search(pairs, depth, tell)
     if not found.is_found:
-        return _meaning(pairs, found, tell)
+        return _meaning(pairs, found, tell) if depth else found
     if call is None:
         return found
     many_in = [inputs] if isinstance(inputs, Mapping) else list(inputs)
@@ -188,7 +191,7 @@ def identify(
         tell(f"{own.name}: probe {seed + 1} of {len(found.plans)} plans")
         many_in.append(given)
         many_out.append(_returned(own, call(dict(given))))
-        found = _search(calls_given(own, many_in, many_out, told), tell)
+        found = _search(calls_given(own, many_in, many_out, told), depth, tell)
         if not found.is_found:
             break
     return found
@@ -203,7 +206,7 @@ def _returned(own: Operation, out: Any) -> Mapping[str, Any]:
     return {own.outputs[0].name: np.asarray(out)}
 
 
-def _search(calls: Sequence[Given], tell: Callable[[str], None]) -> Identified:
+def _search(calls: Sequence[Given], depth: int, tell: Callable[[str], None]) -> Identified:
     """Return the nearest plan and its ties."""
     first = calls[0]
     types = tuple(dict.fromkeys(t for call in calls for t in call.types))
@@ -243,7 +246,7 @@ def _search(calls: Sequence[Given], tell: Callable[[str], None]) -> Identified:
         judged(parts, plans)
         if not scores:
             raise ValueError(f"outputs: no plan of {first.own.name} runs on this call")
-        for _ in range(DEPTH):
+        for _ in range(depth):
             wide = [t for _, t in ranked()[:WIDTH] if t.key not in expanded]
             if exact() or not wide or len(tried) >= most:
                 break
@@ -257,7 +260,7 @@ def _search(calls: Sequence[Given], tell: Callable[[str], None]) -> Identified:
         misses += not found
         plans = found + [t for s, t in ranked() if not s.is_exact][:KEPT]
         is_whole = all(own is call for own, call in zip(parts, calls, strict=True))
-        if is_whole or misses > 1 or len(found) * MORE * work > WORK[kind]:
+        if is_whole or misses > min(depth, 1) or len(found) * MORE * work > WORK[kind]:
             break
         work, expanded = work * MORE, set() if misses else expanded
     ties = _each_once(first, found) or [ranked()[0][1]]
@@ -367,7 +370,7 @@ def _meaning(
             score = score_of([call.within(FIRST[0]) for call in changed], plan)
             if score is None or near is None or score.rank >= near.rank:
                 continue
-            other = _search(changed, tell)
+            other = _search(changed, DEPTH, tell)
             if other.is_found:
                 return replace(other, settings={name: value}, tried=other.tried + found.tried)
     return found

@@ -7,7 +7,7 @@ import numpy as np
 
 from roundscope.operations.catalogue import OPERATIONS
 from roundscope.operations.given import calls_given, score_of
-from roundscope.operations.identify import Identified, identify
+from roundscope.operations.identify import DEPTH, Identified, identify
 from roundscope.operations.models.tape import Entry, Ref, Tape, leaves, mapped
 from roundscope.operations.operation import Call, Operation, Shape, Value
 from roundscope.operations.run import plan_of
@@ -143,7 +143,11 @@ def _assigned(
     return found if len(leads) <= 1 else None
 
 
-def explained(calls: Sequence[Call], tell: Callable[[str], None] = lambda text: None) -> Identified:
+def explained(
+    calls: Sequence[Call],
+    tell: Callable[[str], None] = lambda text: None,
+    depth: int = DEPTH,
+) -> Identified:
     """Return what is said of calls of one operation that have one arithmetic."""
     first = calls[0]
     return identify(
@@ -151,6 +155,7 @@ def explained(calls: Sequence[Call], tell: Callable[[str], None] = lambda text: 
         [call.inputs for call in calls],
         [call.outputs for call in calls],
         settings=first.settings,
+        depth=depth,
         tell=tell,
     )
 

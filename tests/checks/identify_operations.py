@@ -21,22 +21,14 @@ from tests.checks.gpu_operations import made as normal
 from tests.operations.gpu_cases import digest, golden, outputs_of, twin_of
 
 QUICK = (
-    "rms_norm/torch/bf16/1000",
-    "rms_norm/llama/fp16/1000",
-    "rms_norm/liger-gemma/fp32/1000",
-    "rms_norm/compiled-llama/bf16/1000",
-    "linear/torch/bf16/bias/64x64x64",
-    "log_softmax/torch/bf16/1000",
-    "cross_entropy/torch/bf16/256/none",
-    "silu/torch/bf16",
+    "rms_norm/liger-gemma/fp32/64",
+    "linear/torch/fp16/plain/64x64x64",
+    "log_softmax/torch/bf16/256",
     "silu_mul/liger/fp16",
 )
 """Cases of the H100 that CI looks at."""
 CI = (
-    "rms_norm: sum in pairs",
     "rms_norm: cast after the weight",
-    "rms_norm: eps beside the root",
-    "linear: rounded before the bias",
     "log_softmax: lse in BF16",
     "silu_mul: no cast before the product",
     "add: sum cut to BF16",

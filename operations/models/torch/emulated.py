@@ -56,6 +56,7 @@ def with_plans(
     places: dict[tuple[Any, ...], list[int]] = {}
     for entry in b.counted:
         places.setdefault(_place(entry), []).append(entry.number)
+    lost: set[tuple[Any, ...]] = set()  # kinds of operations that no plan gives
     alone: set[int] = {e.number for e in b.counted if e.number not in runners[1]}
     for entry in a.counted:
         same = places.get(_place(entry), [])
@@ -66,18 +67,28 @@ def with_plans(
         tell(f"plans of {entry.title}")
         calls = calls_of(a, entry.number)
         others = [] if other is None else calls_of(b, other)
-        if not lacks[0] or not calls or not others:
-            said = None
-        elif common := _common(said := explained(calls), calls, others):
+        said = (
+            explained(calls, depth=0) if lacks[0] and calls and _kind(calls) not in lost else None
+        )
+        if said is None or not others:
+            pass
+        elif common := _common(said, calls, others):
             runners[0][entry.number] = Emulated(a, entry, *common, True)
             if lacks[1] and other is not None:
                 runners[1][other] = Emulated(b, b.entries[other], *common, True)
                 alone.discard(other)
             continue
-        if lacks[0]:
-            _alone(a, entry, calls, runners[0], said)
+        if said is not None and not said.is_found:
+            lost.add(_kind(calls))
+        if lacks[0] and said is not None:
+            _alone(a, entry, said, runners[0])
     for number in sorted(alone):
-        _alone(b, b.entries[number], calls_of(b, number), runners[1])
+        calls = calls_of(b, number)
+        if calls and _kind(calls) not in lost:
+            said = explained(calls, depth=0)
+            _alone(b, b.entries[number], said, runners[1])
+            if not said.is_found:
+                lost.add(_kind(calls))
     return replace(a, runners=runners[0]), replace(b, runners=runners[1])
 
 
@@ -88,9 +99,10 @@ def _common(
 
     The plans that tie in one run are compared with the other run, and the other way round.
     """
-    for plans, own in ((said.plans, others), (lambda: explained(others).plans, calls)):
-        for plan in plans() if callable(plans) else plans:
-            if explained_by(own, plan, QUICK) == 1.0 and explained_by(own, plan) == 1.0:
+    for one, two in ((calls, others), (others, calls)):
+        plans = (said if one is calls else explained(one, depth=0)).plans
+        for plan in plans:
+            if explained_by(two, plan, QUICK) == 1.0 and explained_by(two, plan) == 1.0:
                 return plan, f"{plan}, not told apart"
     return None
 
@@ -99,17 +111,13 @@ def _place(entry: Entry) -> tuple[Any, ...]:
     return entry.operation, entry.module, entry.step
 
 
-def _alone(
-    tape: Tape,
-    entry: Entry,
-    calls: Sequence[Call],
-    runners: dict[int, Runner],
-    said: Identified | None = None,
-) -> None:
+def _kind(calls: Sequence[Call]) -> tuple[Any, ...]:
+    """Return what calls have in common that probably have one arithmetic."""
+    return calls[0].operation, *(np.shape(x)[-1:] for x in calls[0].inputs.values())
+
+
+def _alone(tape: Tape, entry: Entry, said: Identified, runners: dict[int, Runner]) -> None:
     """Let an entry run by the plan that gives all of its numbers, if there is one."""
-    if not calls:
-        return
-    said = said or explained(calls)
     own = Emulated(tape, entry, said.plan, said.name, False)
     if said.is_found and _repeats(tape, entry, own):
         runners[entry.number] = own
@@ -134,4 +142,4 @@ def words_by_plan(tape: Tape, number: int) -> str:
     if isinstance(runner, Emulated):
         return runner.words
     calls = calls_of(tape, number)
-    return explained(calls).name if calls else ""
+    return explained(calls, depth=0).name if calls else ""

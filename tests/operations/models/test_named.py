@@ -41,6 +41,7 @@ def test_every_call_is_read_as_the_catalogue_has_it(tape):
     assert read == {"embedding", "rms_norm", "linear", "rope", "silu", "add"}
 
 
+@pytest.mark.thorough
 def test_operations_of_one_arithmetic_are_one_line(tape, monkeypatch):
     entries = [e for e in tape.entries if e.operation != "linear"]
     monkeypatch.setitem(tape.__dict__, "counted", [e for e in entries if e.is_counted])
@@ -52,6 +53,7 @@ def test_operations_of_one_arithmetic_are_one_line(tape, monkeypatch):
     assert "identify those" in str(found["attention"])
 
 
+@pytest.mark.thorough
 def test_files_that_no_function_gives_are_compared_by_plans(tmp_path, monkeypatch):
     """As those of a GPU: the shares are those of the models, and the plans differ."""
     torch_of("")
@@ -83,7 +85,7 @@ def test_the_command_names_one_call(tmp_path, monkeypatch, capsys):
         main(["identify", "norm.safetensors"])
     assert "These are the numbers of" in capsys.readouterr().out
     (one,) = json.loads((tmp_path / "identify-norm" / "identify.json").read_text())["operations"]
-    assert one["found"] and "torch-cuda-fp32; SS.sum=pairwise" in (one["plan"], *one["ties"])
+    assert one["found"] and any("SS.sum=pairwise" in x for x in (one["plan"], *one["ties"]))
 
 
 @pytest.mark.parametrize(
