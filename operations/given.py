@@ -193,6 +193,9 @@ def _given(
         else:
             by_rows = False
         wanted[known[name]] = x
+    shared = [v.name for v in own.inputs if v.shape is Shape.SHARED and v.name not in own.by_result]
+    if own.by_result and any(inputs.get(name) is not None for name in shared):
+        by_rows = False  # scales of rows or of results
     types = [type_of(x) for x in (*inputs.values(), *outputs.values()) if x is not None]
     given = Given(
         own=own,

@@ -21,6 +21,7 @@ from roundscope.operations.functions import (
     Exponential,
     Logarithm,
     exponential,
+    exponentials,
     logarithm,
 )
 from roundscope.operations.operation import Operation, Shape, Value, in_bf16, published
@@ -172,14 +173,10 @@ def cross_entropy_backward(
 
 def _log_probabilities(at: Events[Plan, Rows], x: Array) -> Array:
     """Return the event LP of x, (R, V)."""
-    xp, plan = at.ops.xp, at.plan
     x = at(Site.X, x)
-    m = xp.max(x, axis=1)
-    d = at(Site.D, x - m[:, None])
-    e = exponential(at, Site.EXP, d, plan.exp)
-    s = at.product(Site.S, e, xp.ones((x.shape[1], 1)))[:, 0]
-    ln = logarithm(at, Site.LN, s, plan.log)
-    if plan.form is Form.LSE:
+    m, d, _, s = exponentials(at, Site, x, at.plan.exp)
+    ln = logarithm(at, Site.LN, s, at.plan.log)
+    if at.plan.form is Form.LSE:
         return at(Site.LP, x - at(Site.LSE, m + ln)[:, None])
     return at(Site.LP, d - ln[:, None])
 

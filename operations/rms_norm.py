@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from roundscope.emu.backends.ops import Array
-from roundscope.emu.instructions.approximate import rcp, rsqrt
+from roundscope.emu.instructions.approximate import rcp
 from roundscope.emu.roundings.modes import BF16, BINARY32, BINARY64
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.events.choice import Moves, choice
@@ -21,7 +21,7 @@ from roundscope.events.hook import Events
 from roundscope.events.place import Rows
 from roundscope.events.plan import BasePlan
 from roundscope.events.sites import Axes, SiteBase
-from roundscope.operations.functions import constant
+from roundscope.operations.functions import Root, constant, reciprocal_root
 from roundscope.operations.operation import Operation, Shape, Value, in_bf16, published
 
 
@@ -61,17 +61,6 @@ class Site(SiteBase):
     DX = "DX", "DX1 + DX2", Axes.RF, "backward", 30
     DXO = "DXO", "DX as it is stored", Axes.RF, "backward", 31
     DADD = "DADD", "DXO + DSUM", Axes.RF, "backward", 32
-
-
-class Root(StrEnum):
-    """How 1 / sqrt(VE) is computed."""
-
-    DIVIDED = "divided"
-    """A root and a division, two events."""
-    CORRECT = "correct"
-    """One event, 1 / sqrt(VE) rounded once."""
-    RSQRT = "rsqrt"
-    """The instruction rsqrt.approx.f32 of NVIDIA's GPUs, of VE in binary32."""
 
 
 class Mean(StrEnum):
@@ -155,18 +144,11 @@ def forward(
     ss = at.product(Site.SS, sq, xp.ones((features, 1)))[:, 0]
     eps = constant(at.plan, Site.VE, settings["eps"])
     if at.plan.eps_outside:
-        sd = at(Site.SD, xp.sqrt(at(Site.MS, _mean(at, ss, features))))
-        ve = at(Site.VE, sd + eps)
+        ve = at(Site.VE, at(Site.SD, xp.sqrt(at(Site.MS, _mean(at, ss, features)))) + eps)
         rs = at(Site.RS, at.ops.divide(xp.ones_like(ve), ve))
-    elif at.plan.root is Root.DIVIDED:
-        sd = at(Site.SD, xp.sqrt(_mean_and_eps(at, ss, features, eps)))
-        rs = at(Site.RS, at.ops.divide(xp.ones_like(sd), sd))
-    elif at.plan.root is Root.RSQRT:
-        ve = _mean_and_eps(at, ss, features, eps)
-        rs = at(Site.RS, at.ops.call(rsqrt, at.ops.round(ve, BINARY32, None)))
     else:
         ve = _mean_and_eps(at, ss, features, eps)
-        rs = at(Site.RS, at.ops.divide(xp.ones_like(ve), xp.sqrt(ve)))
+        rs = reciprocal_root(at, Site.SD, Site.RS, ve, at.plan.root)
     xn = at(Site.XN, mul(x, rs[:, None]))
     xc = at(Site.XC, xn)
     if weight is None:

@@ -13,6 +13,7 @@ case that cannot run is recorded with its traceback.
 """
 
 import gc
+import hashlib
 import importlib.util
 import json
 import os
@@ -963,6 +964,107 @@ def model() -> None:
     record("binary64-but-norms", whole_prompt)
 
 
+LIBDEVICE = """
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+@triton.jit
+def functions(x, out, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < count
+    v = tl.load(x + at, mask=mask, other=1.0)
+    tl.store(out + 0 * count + at, libdevice.erf(v), mask=mask)
+    tl.store(out + 1 * count + at, libdevice.normcdf(v), mask=mask)
+    tl.store(out + 2 * count + at, libdevice.erfc(v), mask=mask)
+"""
+
+
+def layer_norm_shapes() -> None:
+    """LayerNorm of torch for other widths and numbers of rows, with and without parameters."""
+    import torch
+
+    shapes = ((64, 100), (64, 768), (64, 1001), (2, 4096), (16, 768), (300, 768), (2048, 128))
+    for kind in ("bf16", "fp16", "fp32"):
+        for rows, width in shapes:
+            with case(f"layer_norm/torch/{kind}/{width}x{rows}", eps=1e-5, kept=KEPT) as given:
+                x = given.normal("x", 1, (rows, width), kind, 1.5, 0.3)
+                w = given.normal("weight", 2, (width,), kind, 0.2, 1.0)
+                b = given.normal("bias", 4, (width,), kind, 0.2)
+                g = given.normal("gradient", 3, (rows, width), kind)
+                out, mean, rstd = torch.native_layer_norm(x, (width,), w, b, 1e-5)
+                back = partial(torch.ops.aten.native_layer_norm_backward,
+                               g, x, [width], mean, rstd, w, b, [True] * 3)  # fmt: skip
+                dx, dw, db = back()
+                given.keep(out=out[:KEPT], dx=dx[:KEPT], dw=dw, db=db, mean=mean, rstd=rstd)
+                given.kernels(back)
+        with case(f"layer_norm/torch-plain/{kind}/768x64", eps=1e-5, kept=KEPT) as given:
+            x = given.normal("x", 1, (64, 768), kind, 1.5, 0.3)
+            g = given.normal("gradient", 3, (64, 768), kind)
+            out, dx = gradients(partial(_plain_layer_norm, 768), (x,), g)
+            given.keep(out=out[:KEPT], dx=dx[:KEPT])
+
+
+def _plain_layer_norm(width: int, x: Any) -> Any:
+    from torch.nn import functional as F
+
+    return F.layer_norm(x, (width,))
+
+
+def softmax_shapes() -> None:
+    """Softmax of torch for widths on both sides of 1024."""
+    from torch.nn import functional as F
+
+    for kind in ("bf16", "fp16", "fp32"):
+        for width in (64, 100, 768, 1024, 1025, 4096):
+            with case(f"softmax/torch/{kind}/{width}", kept=KEPT) as given:
+                x = given.normal("x", 21, (16, width), kind, 3.0)
+                g = given.normal("gradient", 22, (16, width), kind)
+                out, dx = gradients(lambda x: F.softmax(x, -1), (x,), g)
+                given.keep(out=out[:KEPT], dx=dx[:KEPT])
+                given.kernels(partial(gradients, lambda x: F.softmax(x, -1), (x,), g))
+
+
+def gelus() -> None:
+    """gelu with gradients that are no ones, and the functions of which it is made."""
+    import torch
+    from torch.nn import functional as F
+
+    for name, f in {"gelu": F.gelu, "gelu-tanh": partial(F.gelu, approximate="tanh")}.items():
+        for kind in ("bf16", "fp16", "fp32"):
+            with case(f"{name}/torch-random/{kind}") as given:
+                x = (
+                    given.normal("x", 37, (32, 1024), kind, 2.0)
+                    if kind == "fp32"
+                    else given.every("x", kind)
+                )
+                g = given.normal("gradient", 38, x.shape, kind)
+                out, dx = gradients(f, (x,), g)
+                given.keep(dx=dx) if kind != "fp32" else given.keep(out=out, dx=dx)
+    for name, scale in (("near", 0.3), ("far", 3.0)):
+        with case(f"function/torch/erf-{name}") as given:
+            given.keep(out=torch.erf(given.normal("x", 39, (2**16,), "fp32", scale)))
+    for name in ("erf", "tanh"):
+        with case(f"function/torch/{name}-many") as given:
+            out = array(getattr(torch, name)(given.normal("x", 40, (2**20,), "fp32", 2.0)))
+            given.note["sha256"] = hashlib.sha256(out.tobytes()).hexdigest()
+    if device == "cpu":
+        return
+    with tempfile.TemporaryDirectory() as folder, case("functions/libdevice") as given:
+        path = Path(folder) / "libdevice_functions.py"
+        path.write_text(LIBDEVICE)
+        spec = importlib.util.spec_from_file_location("libdevice_functions", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        x = given.normal("x", 41, (2**16,), "fp32", 3.0)
+        out = torch.zeros(3, len(x), device=device)
+        ran = module.functions[(64,)](x, out, len(x), BLOCK=1024)
+        given.keep(erf=out[0], normcdf=out[1], erfc=out[2])
+        texts["libdevice-functions.ptx"] = ran.asm["ptx"]
+
+
 GROUPS: dict[str, tuple[Callable[[], None], ...]] = {
     "norms": (rms_norm, layer_norm),
     "orders": (orders,),
@@ -971,6 +1073,7 @@ GROUPS: dict[str, tuple[Callable[[], None], ...]] = {
     "functions": (functions, gated),
     "compiled": (compiled,),
     "model": (model,),
+    "shapes": (layer_norm_shapes, softmax_shapes, gelus),
 }
 
 

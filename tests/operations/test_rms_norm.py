@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from roundscope.operations import OPERATIONS, run
-from roundscope.operations.rms_norm import Root
+from roundscope.operations.functions import Root
 from roundscope.operations.run import plan_of
 from tests.operations.by_torch import torch_of
 from tests.operations.exactly import numbers, root, to, total

@@ -29,11 +29,11 @@ def run(options: CompareOptions) -> int:
         checked_folder(options.out, RECORD)
     began = time.perf_counter()
     with telling("compare") as tell:
-        given = [
-            (_given(word, name), word, name)
+        asked = [
+            (given(word, name), word, name)
             for word, name in zip((options.a, options.b), "AB", strict=True)
         ]
-        a, b = (_tape(*each, tell) for each in given)
+        a, b = (_tape(*each, tell) for each in asked)
         try:
             found = compare(a, b, tell=tell)
         except ReplayError as error:
@@ -67,7 +67,7 @@ def _tape(given: Any, word: str, argument: str, tell: Callable[[str], None]) -> 
         raise UsageError(str(error)) from error
 
 
-def _given(word: str, argument: str) -> Any:
+def given(word: str, argument: str) -> Any:
     """Return the run that a word names: a path, or what a function returns.
 
     Raises:

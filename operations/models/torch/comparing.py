@@ -14,6 +14,7 @@ from roundscope.operations.models.torch.candidates import revived, words_of
 from roundscope.operations.models.torch.emulated import Emulated, with_plans, words_by_plan
 from roundscope.operations.models.torch.recording import Side, record
 
+PLANNED = "the plan "  # begins the words of candidates that are plans
 Given: TypeAlias = "Side | tuple[Any, ...] | str | os.PathLike[str] | Tape"
 
 
@@ -69,7 +70,10 @@ def _notes(tapes: tuple[Tape, Tape]) -> list[str]:
 
 def _words(tape: Tape, number: int) -> str:
     """Return the arithmetic of an entry: functions of PyTorch that give it, else plans that do."""
-    return words_of(tape, number) or words_by_plan(tape, number)
+    words = words_of(tape, number)
+    if words and not words.startswith(PLANNED):
+        return words
+    return words_by_plan(tape, number) or words  # with the plans that tie
 
 
 def _tape(given: Given, name: str, tell: Callable[[str], None]) -> Tape:
