@@ -53,6 +53,9 @@ PLANTED = {
     "silu_mul: no cast before the product": ("silu_mul", "liger; SC=fp32"),
     "rope: fused": ("rope", "transformers-llama-fp32; fused=true"),
     "rope: products in binary32": ("rope", "transformers-llama; XC=fp32 XS=fp32"),
+    "layer_norm: all of it in BF16": ("layer_norm", "all:bf16"),
+    "softmax: all of it in BF16": ("softmax", "all:bf16"),
+    "gelu: all of it in BF16": ("gelu", "all:bf16"),
     "add: sum cut to BF16": ("add", "fp32; OUT=bf16:toward-zero"),
 }
 """Changes by name: an operation and the plan that made the numbers."""
@@ -70,6 +73,14 @@ def inputs_of(name: str, kind: str, seed: int = 0) -> dict[str, Any]:
     return {
         "rms_norm": {"x": x, "weight": made(2, (f,), kind, 0.2, 1.0)},
         "linear": {"x": x, "weight": made(2, (64, f), kind), "bias": made(3, (64,), kind, 4.0)},
+        "layer_norm": {
+            "x": x,
+            "weight": made(2, (f,), kind, 0.2, 1.0),
+            "bias": made(3, (f,), kind, 0.2),
+        },
+        "gelu": {"x": x},
+        "gelu_tanh": {"x": x},
+        "softmax": {"x": x},
         "log_softmax": {"x": x},
         "cross_entropy": {"x": x, "target": whole(4, (32,), f)},
         "silu": {"x": x},
