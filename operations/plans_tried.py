@@ -131,9 +131,11 @@ def sum_orders(features: int, operands: Iterable[str] = ()) -> list[str]:
     found += [f"strided{n}" for n in own]
     found += [f"block{n}" for n in (32, 64, 128, 256, 512)]
     found += [f"warps{n}" for n in (1, 2, 4, 8)]
-    reads = [n for n in (32, 64, 128, 256, 512, 1024) if 4 * n <= 2 * features]
+    reads = [n for n in (2, 4, *POWERS) if features <= 256 * n and 4 * n <= 2 * features]
     found += [f"{order}{n}" for order in ("quad-warps", "octet-warps") for n in reads]
-    found += [f"{order}{n}" for order in ("quad-strides", "octet-strides") for n in reads[2:]]
+    found += [
+        f"{order}{n}" for order in ("quad-strides", "octet-strides") for n in reads if n >= 128
+    ]
     found += [f"octets{n}" for n in (4, 8, 16, 32) if 8 * n <= features]
     found += [f"chunked{n}" for n in chunks]
     return found + [core for t in operands for core in CORES.get(t, ())]

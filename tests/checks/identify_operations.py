@@ -14,6 +14,7 @@ import numpy as np
 
 from roundscope.emu.roundings.modes import rounding
 from roundscope.operations import OPERATIONS, Identified, identify, run
+from roundscope.operations.operation import Shape
 from roundscope.operations.plans_tried import Tried
 from roundscope.operations.run import plan_of
 from tests.checks.gpu_operations import inputs, whole
@@ -114,8 +115,13 @@ def of_gpu(name: str) -> Case:
         given = {key: x[: sizes[key]] for key, x in given.items() if key in sizes}
     twin = twin_of(name, note, given, rows)
     assert twin is not None
-    output = OPERATIONS[twin.operation].outputs[0].name
-    said = identify(twin.operation, twin.inputs, {output: found["out"]}, settings=twin.settings)
+    own = OPERATIONS[twin.operation]
+    output, kept = own.outputs[0].name, len(np.atleast_1d(found["out"]))
+    of_rows = {
+        v.name for v in own.inputs if v.shape is Shape.ROWS and own.outputs[0].shape is v.shape
+    }
+    call = {key: x[:kept] if key in of_rows else x for key, x in twin.inputs.items()}
+    said = identify(twin.operation, call, {output: found["out"]}, settings=twin.settings)
     return said, twin.operation, twin.plan
 
 
