@@ -23,7 +23,6 @@ from tests.operations.gpu_cases import digest, golden, outputs_of, twin_of
 
 QUICK = (
     "rms_norm/liger-gemma/fp32/64",
-    "linear/torch/fp16/plain/64x64x64",
     "log_softmax/torch/bf16/256",
     "silu_mul/liger/fp16",
 )
