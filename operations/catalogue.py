@@ -1,5 +1,6 @@
 """The operations by name; attention has calls of its own (`roundscope.attention`)."""
 
+from roundscope.operations.adamw import ADAMW
 from roundscope.operations.embedding import EMBEDDING
 from roundscope.operations.gated import SILU, SILU_MUL
 from roundscope.operations.gelu import GELU, GELU_TANH
@@ -10,6 +11,7 @@ from roundscope.operations.operation import Operation
 from roundscope.operations.residual import ADD
 from roundscope.operations.rms_norm import RMS_NORM
 from roundscope.operations.rope import ROPE
+from roundscope.operations.rope_table import ROPE_TABLE
 from roundscope.operations.softmax import SOFTMAX
 
 OPERATIONS: dict[str, Operation] = {
@@ -19,6 +21,7 @@ OPERATIONS: dict[str, Operation] = {
         RMS_NORM,
         LAYER_NORM,
         LINEAR,
+        ROPE_TABLE,
         ROPE,
         SILU,
         SILU_MUL,
@@ -28,6 +31,7 @@ OPERATIONS: dict[str, Operation] = {
         SOFTMAX,
         LOG_SOFTMAX,
         CROSS_ENTROPY,
+        ADAMW,
     )
 }
 """The operations by name."""

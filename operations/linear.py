@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 
 from roundscope.emu.backends.ops import Array
 from roundscope.emu.blocks.format import BLOCK_NAMED, block_format
+from roundscope.emu.formats.format import format_named
 from roundscope.emu.roundings.modes import BINARY32, rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
+from roundscope.emu.sums.aligned import Alignment
 from roundscope.emu.sums.odd import sum_to_round
 from roundscope.events.hook import Events
 from roundscope.events.operand import Operand
@@ -115,18 +117,28 @@ def _in_splits(
     at: Events[Plan, Rows], x: Operand, w: Operand, first: Array | None, scales: Scales
 ) -> Array:
     """Return x w, whose features may be split between parts that are added at the end."""
-    xp, plan, features = at.ops.xp, at.plan, x.numbers.shape[1]
+    plan, features = at.plan, x.numbers.shape[1]
     if plan.splits == 1:
         return _in_parts(at, x, w, range(features), first, scales)
-    size = -(-features // (plan.splits * plan.split_unit)) * plan.split_unit
-    parts = []
-    for lo in range(0, features, size):
-        own = range(lo, min(lo + size, features))
-        y = _in_parts(at, x, w, own, None if lo else first, scales)
-        parts.append(at(Site.YP, y).reshape(-1))
-    total, exact = at.sum(Site.YS, xp.stack(parts, axis=1), xp.ones((len(parts), 1)))
-    shape = (x.numbers.shape[0], w.numbers.shape[1])
-    return at(Site.YS, total.reshape(shape), None if exact is None else exact.reshape(shape))
+    parts = [
+        _in_parts(at, x, w, own, None if own.start else first, scales)
+        for own in _split(plan, features, plan.splits)
+    ]
+    return _added(at, Site.YP, Site.YS, parts)
+
+
+def _split(plan: Plan, count: int, splits: int) -> list[range]:
+    """Return the parts of a sum of so many products."""
+    size = -(-count // (splits * plan.split_unit)) * plan.split_unit
+    return [range(lo, min(lo + size, count)) for lo in range(0, count, size)]
+
+
+def _added(at: Events[Plan, Rows], stored: Site, whole: Site, parts: list[Array]) -> Array:
+    """Return the sum of the parts of a split, each of which is stored before."""
+    xp, shape = at.ops.xp, parts[0].shape
+    columns = [at(stored, part).reshape(-1) for part in parts]
+    total, exact = at.sum(whole, xp.stack(columns, axis=1), xp.ones((len(parts), 1)))
+    return at(whole, total.reshape(shape), None if exact is None else exact.reshape(shape))
 
 
 def _in_parts(
@@ -196,8 +208,10 @@ def backward(
     else:
         of_x = Operand(dout), w.turned(at.ops)
         of_w = Operand(at.ops.transposed(dout)), x_own
-    dx = _gradient(at, (Site.DX, Site.SDX, Site.DXA), *of_x)
-    dw = _gradient(at, (Site.DW, Site.SDW, Site.DWA), *of_w)
+    of_dx = Site.DX, Site.DXP, Site.DXS, Site.SDX, Site.DXA
+    of_dw = Site.DW, Site.DWP, Site.DWS, Site.SDW, Site.DWA
+    dx = _gradient(at, of_dx, at.plan.splits_dx, *of_x)
+    dw = _gradient(at, of_dw, at.plan.splits_dw, *of_w)
     found = {"x": at(Site.DXO, dx), "weight": at(Site.DWO, dw)}
     if b is not None:
         db = at.product(Site.DB, at.ops.transposed(dout), at.ops.xp.ones((x.shape[0], 1)))
@@ -206,11 +220,19 @@ def backward(
 
 
 def _gradient(
-    at: Events[Plan, Rows], sites: tuple[Site, Site, Site], a: Operand, b: Operand
+    at: Events[Plan, Rows], sites: tuple[Site, ...], splits: int, a: Operand, b: Operand
 ) -> Array:
-    """Return a product of the backward, times the scales of its operands' tensors."""
-    product, scale, scaled = sites
-    y = at.product(product, a, b)
+    """Return a product of the backward, times the scales of its operands' tensors.
+
+    sites: of the sum, of a part of it, of the sum of the parts, and of the scale and its product.
+    """
+    product, stored, whole, scale, scaled = sites
+    if splits == 1:
+        y = at.product(product, a, b)
+    else:
+        bounds = [slice(own.start, own.stop) for own in _split(at.plan, len(b.numbers), splits)]
+        parts = [at.product(product, a.part(ALL, own), b.part(own)) for own in bounds]
+        y = _added(at, stored, whole, parts)
     own = [s for s in (a.scale, b.scale) if s is not None]
     if not own:
         return y
@@ -265,7 +287,8 @@ def hopper() -> Plan:
     sums are added in binary32.
 
     Equal in every bit in BF16 and FP16, in 72 calls of 1 to 512 rows and 64 to 4096 features
-    (tests/operations/test_on_a_gpu.py), and so are corners of the gradients of 12.
+    (tests/operations/test_on_a_gpu.py), and so are corners of the gradients of 28, of which two
+    have splits_dw=3 (test_gradients_on_a_gpu.py).
     """
     plan = in_bf16(Plan, "hopper", *IN_TYPE)
     for site in (Site.Y, Site.DX, Site.DW):
@@ -294,6 +317,15 @@ def hopper_e4m3() -> Plan:
 
 OPERANDS = (Site.X, Site.W, *AGAIN[Site.DX], *AGAIN[Site.DW])
 SUMS = (Site.Y, Site.DX, Site.DW)
+BLACKWELL_FP4 = Accumulator(
+    order=Order.ALIGNED,
+    chunk=64,
+    step=rounding("fp32", "toward-zero"),
+    alignment=Alignment(bits=35, zero=-139, operand=format_named("e2m1fn")),
+)
+"""The kinds mxf4 and mxf4nvf4 of tcgen05.mma by MMA-Sim (arXiv 2511.10909): 64 products at once,
+cut to 35 fractional bits. There 16 products are added before the cut; here each is cut.
+"""
 
 
 def mxfp8() -> Plan:
@@ -303,7 +335,8 @@ def mxfp8() -> Plan:
     gradient and the weight along the outputs for dX, and the gradient and x along the rows for dW.
     Sums are those of Blackwell's tensor cores.
 
-    Not compared with hardware: these products run on Blackwell alone. With `chunked192` in place of
+    Not compared with hardware: these products run on Blackwell alone. The sums are those of MMA-Sim
+    2.1.1 in every bit, as those of `mxfp4`. With `chunked192` in place of
     the tensor cores, result and gradients equal torchao 0.18's emulated training on a CPU in every
     bit (tests/checks/against_torchao.py).
     """
@@ -316,28 +349,27 @@ def mxfp8() -> Plan:
 
 def mxfp4() -> Plan:
     """Return the operands of `mxfp8` in MXFP4 (OCP MX 1.0): blocks of 32 numbers of E2M1, with the
-    scales of the standard (FLOOR). The sum of a block is exact, and these are added in binary32.
+    scales of the standard (FLOOR). Sums are those of Blackwell's instructions for FP4.
 
-    Not compared with hardware, whose order and cuts for FP4 are not modelled. In binary32 equal to
-    torchao's training as `mxfp8` is.
+    Not compared with hardware; in every bit the sums of MMA-Sim 2.1.1 (arXiv 2511.10909), a model
+    of it, in 4,608 cases (tests/checks/against_mma_sim.py). With `chunked192` equal to torchao's
+    training, as `mxfp8` is.
     """
     plan = in_bf16(Plan, "mxfp4", *IN_TYPE)
     plan = plan.rounded(dict.fromkeys(OPERANDS, BLOCK_NAMED["mxfp4"]))
     for site in SUMS:
-        plan = plan.adding(site, Accumulator(order=Order.CHUNKED, chunk=32))
+        plan = plan.adding(site, BLACKWELL_FP4)
     return replace(plan, name="mxfp4", requantized=True)
 
 
 def nvfp4() -> Plan:
     """Return the operands of `mxfp8` in NVFP4: blocks of 16 numbers of E2M1 with E4M3 scales, and
-    one binary32 scale of each tensor, whose product multiplies the sum (SA, SDX, SDW). The sum of a
-    block is exact, and these are added in binary32.
+    one binary32 scale of each tensor, whose product multiplies the sum (SA, SDX, SDW). Sums are
+    those of Blackwell's instructions for FP4.
 
-    Not compared with hardware, whose order and cuts for FP4 are not modelled.
+    Not compared with hardware; in every bit the sums of MMA-Sim 2.1.1, as those of `mxfp4`.
     """
-    plan = replace(mxfp4(), name="nvfp4").rounded(dict.fromkeys(OPERANDS, BLOCK_NAMED["nvfp4"]))
-    for site in SUMS:
-        plan = plan.adding(site, Accumulator(order=Order.CHUNKED, chunk=16))
+    plan = mxfp4().rounded(dict.fromkeys(OPERANDS, BLOCK_NAMED["nvfp4"]))
     return replace(plan, name="nvfp4")
 
 

@@ -1,6 +1,7 @@
 """The events and choices of a linear layer, x W^T + b; `operations.linear` has its equations."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -35,13 +36,17 @@ class Site(SiteBase):
     GW = "GW", "DOUT or HG, as DW reads it", Axes.RF, "backward", 25
     XW = "XW", "x or HX, as DW reads it", Axes.RF, "backward", 26
     DX = "DX", "sum_g DOUT W, or sum_g GX WX", Axes.RF, "backward", 9
+    DXP = "DXP", "DX of a part, as it is stored (splits_dx)", Axes.RF, "backward", 40
+    DXS = "DXS", "sum of DXP over the parts", Axes.RF, "backward", 41
     SDX = "SDX", "product of the scales of the tensors in DX", Axes.RF, "backward", 27
-    DXA = "DXA", "DX SDX", Axes.RF, "backward", 28
-    DXO = "DXO", "DX or DXA as it is stored", Axes.RF, "backward", 10
+    DXA = "DXA", "DX SDX, or DXS SDX", Axes.RF, "backward", 28
+    DXO = "DXO", "DX, DXS or DXA as it is stored", Axes.RF, "backward", 10
     DW = "DW", "sum_r DOUT X, or sum_r GW XW", Axes.GF, "backward", 11
+    DWP = "DWP", "DW of a part, as it is stored (splits_dw)", Axes.GF, "backward", 42
+    DWS = "DWS", "sum of DWP over the parts", Axes.GF, "backward", 43
     SDW = "SDW", "product of the scales of the tensors in DW", Axes.RF, "backward", 29
-    DWA = "DWA", "DW SDW", Axes.GF, "backward", 30
-    DWO = "DWO", "DW or DWA as it is stored", Axes.GF, "backward", 12
+    DWA = "DWA", "DW SDW, or DWS SDW", Axes.GF, "backward", 30
+    DWO = "DWO", "DW, DWS or DWA as it is stored", Axes.GF, "backward", 12
     DB = "DB", "sum_r DOUT", Axes.F, "backward", 13
     DBO = "DBO", "DB as it is stored", Axes.F, "backward", 14
 
@@ -50,12 +55,8 @@ AGAIN = {Site.DX: (Site.GX, Site.WX), Site.DW: (Site.GW, Site.XW)}
 """The factors of the gradients that are quantized again."""
 
 
-def _too_few(plan: Any) -> str:
-    return "give 1 or more" if plan.splits < 1 else ""
-
-
-def _no_unit(plan: Any) -> str:
-    return "give 1 or more" if plan.split_unit < 1 else ""
+def _at_least_one(name: str) -> Callable[[Any], str]:
+    return lambda plan: "give 1 or more" if getattr(plan, name) < 1 else ""
 
 
 def _no_matrix(plan: Any) -> str:
@@ -70,12 +71,14 @@ class Plan(BasePlan):
     """The arithmetic of a linear layer."""
 
     SITES: ClassVar = Site
-    PRODUCTS: ClassVar = (Site.Y, Site.YS, Site.DX, Site.DW, Site.DB)
+    PRODUCTS: ClassVar = (Site.Y, Site.YS, Site.DX, Site.DXS, Site.DW, Site.DWS, Site.DB)
     FACTORS: ClassVar = {
         Site.Y: (Site.X, Site.W),
         Site.YS: (Site.YP,),
         Site.DX: (Site.DOUT, Site.W),
+        Site.DXS: (Site.DXP,),
         Site.DW: (Site.DOUT, Site.X),
+        Site.DWS: (Site.DWP,),
         Site.DB: (Site.DOUT,),
     }
     BLOCK_AXIS: ClassVar = {
@@ -93,7 +96,7 @@ class Plan(BasePlan):
         doc="In how many parts of neighboring features the sum is split; the parts have"
         " ceil(F / splits) features, the last one those that are left. Default 1: no split.",
         source="split-K kernels",
-        refused=_too_few,
+        refused=_at_least_one("splits"),
         moves=Moves(forward=1, values=(1, 2, 4, 8)),
         words=("1", "2", "3", "4", "8", "16"),
     )
@@ -103,8 +106,28 @@ class Plan(BasePlan):
         doc="The parts of a split sum are rounded up to a multiple of so many features, the tile of"
         " a kernel. Default 1.",
         source="split-K kernels of cuBLAS",
-        refused=_no_unit,
+        refused=_at_least_one("split_unit"),
         words=("1", "64", "128"),
+    )
+    splits_dx: int = choice(
+        1,
+        number=63,
+        doc="In how many parts of neighboring outputs the sum of dX is split, as `splits` has it."
+        " Default 1.",
+        source="split-K kernels",
+        refused=_at_least_one("splits_dx"),
+        moves=Moves(backward=1, values=(1, 2, 4, 8)),
+        words=("1", "2", "3", "4", "8", "16"),
+    )
+    splits_dw: int = choice(
+        1,
+        number=64,
+        doc="In how many parts of neighboring rows the sum of dW is split, as `splits` has it."
+        " Default 1.",
+        source="split-K kernels",
+        refused=_at_least_one("splits_dw"),
+        moves=Moves(backward=2, values=(1, 2, 4, 8)),
+        words=("1", "2", "3", "4", "8", "16"),
     )
     bias_first: bool = choice(
         False,
@@ -157,12 +180,15 @@ class Plan(BasePlan):
         return AGAIN[of] if self.requantized and of in AGAIN else self.FACTORS[of]
 
     def core_reads(self, product: Any, factor: Any) -> bool:
-        """Return whether the tensor core of a product may read a factor in blocks: one with powers
-        of two as scales, whose blocks lie along the sum.
+        """Return whether the tensor core of a product may read a factor in blocks: those of its own
+        elements, along the sum, with powers of two as scales, or with FP4 scales of few bits.
         """
         block = self.block(factor)
         kept = self.accumulator(product).alignment
-        if block is None or kept is None or not block.power_of_two or block.rows > 1:
+        if block is None or kept is None:
+            return False
+        few = block.element.format.name == "e2m1fn" and block.scale.precision <= 4
+        if not block.power_of_two and not few:
             return False
         operand = kept.operands[self.factors(product).index(factor)]
         return block.element.format == operand and (product is Site.Y or self.requantized)

@@ -625,8 +625,7 @@ def triton_functions(count: int) -> None:
 
 
 def gated() -> None:
-    """Gated activations, rotary embeddings and steps of AdamW."""
-    import torch
+    """Gated activations and rotary embeddings."""
     from torch.nn import functional as F
 
     for kind in ("bf16", "fp16", "fp32"):
@@ -645,24 +644,6 @@ def gated() -> None:
     for theta in (10_000.0, 500_000.0):
         for kind in ("bf16", "fp32"):
             _rotated(theta, kind)
-    for kind in ("bf16", "fp32"):
-        for name in ("fused", "foreach", "plain"):
-            with case(f"adamw/{name}/{kind}", lr=1e-3, betas=(0.9, 0.95), eps=1e-8, decay=0.1,
-                      steps=(1, 2, 5)) as given:  # fmt: skip
-                p = given.normal("parameter", 44, (4099,), kind)
-                more = {"fused": {"fused": True}, "foreach": {"foreach": True}}.get(name, {})
-                if name == "plain":
-                    more = {"foreach": False, "fused": False}
-                own = torch.optim.AdamW([p.requires_grad_()], lr=1e-3, betas=(0.9, 0.95),
-                                        weight_decay=0.1, **more)  # fmt: skip
-                for step in range(1, 6):
-                    p.grad = given.normal(f"gradient{step}", 44 + step, (4099,), kind, 0.01)
-                    own.step()
-                    if step in (1, 2, 5):
-                        state = own.state[p]
-                        given.keep(**{f"parameter{step}": p, f"first{step}": state["exp_avg"],
-                                      f"second{step}": state["exp_avg_sq"]})  # fmt: skip
-                given.kernels(own.step)
 
 
 def _rotated(theta: float, kind: str) -> None:
@@ -695,6 +676,88 @@ def _rotated(theta: float, kind: str) -> None:
 
                 found = LigerRopeFunction.apply(q.clone(), k.clone(), cos, sin)
                 given.keep(liger_q=found[0], liger_k=found[1])
+
+
+def adamw() -> None:
+    """Steps of AdamW."""
+    import torch
+
+    for kind in ("bf16", "fp16", "fp32"):
+        for name in ("fused", "foreach", "plain"):
+            for settings in ("", "/slow"):
+                told = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+                if settings:
+                    told = {"lr": 3e-4, "betas": (0.8, 0.999), "eps": 1e-6, "weight_decay": 0.0}
+                with case(
+                    f"adamw/{name}/{kind}{settings}", settings=told, steps=(1, 2, 5)
+                ) as given:
+                    p = given.normal("parameter", 44, (4099,), kind)
+                    how = {"fused": name == "fused", "foreach": name == "foreach"}
+                    own = torch.optim.AdamW([p.requires_grad_()], **told, **how)
+                    for step in range(1, 6):
+                        p.grad = given.normal(f"gradient{step}", 44 + step, (4099,), kind, 0.01)
+                        own.step()
+                        if step in (1, 2, 5):
+                            state = own.state[p]
+                            given.keep(**{f"parameter{step}": p, f"first{step}": state["exp_avg"],
+                                          f"second{step}": state["exp_avg_sq"]})  # fmt: skip
+                    given.kernels(own.step)
+
+
+def embedding() -> None:
+    """Gradients of an embedding, whose tokens repeat."""
+    import torch
+    from torch.nn import functional as F
+
+    for kind in ("bf16", "fp16", "fp32"):
+        for rows, table in ((64, 16), (1000, 16), (1000, 300), (4096, 16), (4096, 300)):
+            with case(f"embedding/torch/{kind}/{rows}/{table}") as given:
+                w = given.normal("weight", 71, (table, 64), kind)
+                tokens = given.whole("tokens", 72, (rows,), table)
+                g = given.normal("gradient", 73, (rows, 64), kind)
+                f = partial(_applied_to, F.embedding, tokens)
+                _, dw = gradients(f, (w,), g)
+                given.keep(dw=dw)
+                given.kernels(partial(gradients, f, (w,), g))
+    del torch
+
+
+def _applied_to(function: Any, first: Any, second: Any) -> Any:
+    return function(first, second)
+
+
+def many_rows() -> None:
+    """The mean of a loss over many rows, and what many rows add to gradients."""
+    import torch
+    from torch.nn import functional as F
+
+    for rows in (50, 999, 5000):
+        for kind in ("bf16", "fp16", "fp32"):
+            for reduction in ("mean", "sum"):
+                name = f"cross_entropy/torch/{kind}/64/{reduction}/{rows}"
+                with case(name, kept=KEPT) as given:
+                    x = given.normal("x", 21, (rows, 64), kind, 3.0).requires_grad_()
+                    target = given.whole("target", 23, (rows,), 64)
+                    loss = F.cross_entropy(x, target, reduction=reduction)
+                    given.keep(loss=loss, dx=torch.autograd.grad(loss, x)[0][:KEPT])
+                    given.kernels(partial(F.cross_entropy, x, target, reduction=reduction))
+    for m, k, n in (*SHAPES[:2], *SHAPES[5:9], (2048, 512, 256), (4096, 256, 128)):
+        for kind in ("bf16", "fp16"):
+            with case(f"linear_gradients/torch/{kind}/{m}x{k}x{n}", corner=CORNER) as given:
+                x = given.normal("x", 11, (m, k), kind)
+                w = given.normal("weight", 12, (n, k), kind, k**-0.5)
+                g = given.normal("gradient", 14, (m, n), kind)
+                _, dx, dw = gradients(F.linear, (x, w), g)
+                given.keep(dx=corner(dx), dw=dw[: CORNER[0], : CORNER[1]])
+                given.note["forward"] = kernels(partial(F.linear, x, w))
+                given.kernels(partial(gradients, F.linear, (x, w), g))
+    for kind in ("bf16", "fp32"):
+        for width in (64, 200, 2048):
+            for rows in (16, 64, 200, 1024):
+                with case(f"sum-of-rows/torch/{kind}/{width}/{rows}") as given:
+                    x = given.normal("x", 3, (rows, width), kind)
+                    given.keep(sum=x.sum(0))
+                    given.kernels(partial(torch.sum, x, 0))
 
 
 def compiled() -> None:
@@ -1071,6 +1134,7 @@ GROUPS: dict[str, tuple[Callable[[], None], ...]] = {
     "linear": (linear,),
     "losses": (losses,),
     "functions": (functions, gated),
+    "training": (adamw, embedding, many_rows),
     "compiled": (compiled,),
     "model": (model,),
     "shapes": (layer_norm_shapes, softmax_shapes, gelus),

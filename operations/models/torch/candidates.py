@@ -141,6 +141,24 @@ def _rope(held: Held, settings: Held) -> Iterator[Candidate]:
     yield "halves, each product and the sum rounded", rotated
 
 
+def _rope_table(held: Held, settings: Held) -> Iterator[Candidate]:
+    if "frequencies" not in settings:
+        return
+    frequencies = torch.tensor(settings["frequencies"])
+    scaling = settings.get("attention_scaling", 1.0)
+
+    def table(kind: torch.dtype | None, x: Tensor, position_ids: Tensor) -> Any:
+        kind = kind or x.dtype
+        half = position_ids[..., None].to(kind) * frequencies.to(position_ids.device, kind)
+        angle = torch.cat((half, half), -1)
+        return tuple((f(angle) * scaling).to(x.dtype) for f in (torch.cos, torch.sin))
+
+    is_narrow = torch.equal(frequencies, frequencies.bfloat16().float())
+    kept = "frequencies in BF16, " if is_narrow else ""
+    yield f"{kept}angles in FP32, cast at the end", partial(table, torch.float32)
+    yield "angles in the type of the model", partial(table, None)
+
+
 def _attention(held: Held, settings: Held) -> Iterator[Candidate]:
     plain = not any(settings.get(n) for n in ("dropout", "window", "softcap"))
     if not plain or "sinks" in held:
@@ -204,6 +222,7 @@ CANDIDATES: dict[str, Callable[[Held, Held], Iterator[Candidate]]] = {
     "linear": _linear,
     "embedding": _embedding,
     "rope": _rope,
+    "rope_table": _rope_table,
     "attention": _attention,
     "silu": _silu,
     "gelu": _gelu,

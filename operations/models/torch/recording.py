@@ -61,7 +61,8 @@ from roundscope.operations.models.torch.scopes import (
 RUN = "run= a function that returns the model's logits"
 LOGPROBS = "logprobs= a function that computes them from the logits by functions of PyTorch"
 LOSS = "loss= a function that computes it by functions of PyTorch"
-SETTINGS = ("eps", "variance_epsilon")  # of norms
+SETTINGS = ("eps", "variance_epsilon", "attention_scaling", "approximate")
+# of norms, of tables of angles, and of gelu
 OF_CALLS = ("is_causal", "scale", "dropout", "window", "softcap")
 
 
@@ -292,7 +293,14 @@ def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
     seen = list(claims(model))
 
     def claimed(
-        path: str, operation: str, kind: str, bare: nn.Module, inner: Any, *args: Any, **kwargs: Any
+        path: str,
+        operation: str,
+        kind: str,
+        bare: nn.Module,
+        settings: Mapping[str, Any],
+        inner: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         if recorder.is_silent:
             return inner(*args, **kwargs)
@@ -305,7 +313,7 @@ def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
             kwargs,
             module=path,
             held=dict(bare.named_parameters(recurse=False)),
-            settings={n: x for n in SETTINGS if isinstance(x := getattr(bare, n, None), float)},
+            settings=settings,
             note=note,
         )
 
@@ -348,7 +356,8 @@ def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
                 stack.callback(wrap(module, partial(within, plain_path(path))))
             else:
                 bare, kind = compiled(module) or module, _computed_by(module)
-                around = partial(claimed, plain_path(path), operation, kind, bare)
+                told = _settings_of(bare)
+                around = partial(claimed, plain_path(path), operation, kind, bare, told)
                 stack.callback(wrap(module, around))
         stack.callback(model.register_forward_pre_hook(begin).remove)
         for name, operation in GLOBALS.items():
@@ -360,6 +369,17 @@ def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
             stack.enter_context(intercept(model, attended, modules=attending))
         stack.enter_context(recorder)
         yield recorder
+
+
+def _settings_of(module: nn.Module) -> dict[str, Any]:
+    """Return numbers and words that a module has beside its parameters, by name."""
+    found: dict[str, Any] = {}
+    for name in SETTINGS:
+        if isinstance(x := getattr(module, name, None), float | str):
+            found[name] = x
+    if isinstance(frequencies := getattr(module, "inv_freq", None), Tensor):
+        found["frequencies"] = frequencies.tolist()
+    return found
 
 
 def _computed_by(module: nn.Module) -> str:
