@@ -22,10 +22,6 @@ def inputs_of(name: str, rows: tuple[int, ...] = (2, 3), seed: int = 0) -> dict[
         "layer_norm": {"x": x, "weight": drawn(features), "bias": drawn(features)},
         "linear": {"x": x, "weight": drawn(5, features), "bias": drawn(5)},
         "rope": {"x": x, "cos": np.cos(x + 1.0), "sin": np.sin(x + 1.0)},
-        "rope_table": {
-            "positions": rng.integers(0, 9, rows).astype(np.float32),
-            "frequencies": abs(drawn(FEATURES)),
-        },
         "silu": {"x": x},
         "gelu": {"x": x},
         "gelu_tanh": {"x": x},
@@ -39,6 +35,10 @@ def inputs_of(name: str, rows: tuple[int, ...] = (2, 3), seed: int = 0) -> dict[
             "gradient": drawn(*rows, features),
             "exp_avg": drawn(*rows, features),
             "exp_avg_sq": drawn(*rows, features) ** 2,
+        },
+        "rope_table": {
+            "positions": rng.integers(0, 9, rows).astype(np.float32),
+            "frequencies": abs(drawn(FEATURES)) / 8,
         },
     }[name]
     if name == "cross_entropy":
