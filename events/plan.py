@@ -222,7 +222,7 @@ class BasePlan:
         """
         return all(a.order != "native" for a in self.accumulators)
 
-    def core_reads(self, site: Any, factor: Any) -> bool:
+    def core_reads(self, product: Any, factor: Any) -> bool:
         """Return whether the tensor core of a product may read a factor in blocks."""
         return False
 

@@ -179,13 +179,13 @@ class Plan(BasePlan):
         of = self._product(site)
         return AGAIN[of] if self.requantized and of in AGAIN else self.FACTORS[of]
 
-    def core_reads(self, site: Any, factor: Any) -> bool:
+    def core_reads(self, product: Any, factor: Any) -> bool:
         """Return whether the tensor core of a product may read a factor in blocks: one with powers
         of two as scales, whose blocks lie along the sum.
         """
         block = self.block(factor)
-        kept = self.accumulator(site).alignment
+        kept = self.accumulator(product).alignment
         if block is None or kept is None or not block.power_of_two or block.rows > 1:
             return False
-        operand = kept.operands[self.factors(site).index(factor)]
-        return block.element.format == operand and (site is Site.Y or self.requantized)
+        operand = kept.operands[self.factors(product).index(factor)]
+        return block.element.format == operand and (product is Site.Y or self.requantized)
