@@ -1,14 +1,18 @@
 """`compare`: two runs of JAX functions, or of two files, one against the other."""
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from roundscope.emu.shown import shown
 from roundscope.operations.models.comparison import Comparison, compare_tapes
-from roundscope.operations.models.jax.recording import WHOLE, Side, record
+from roundscope.operations.models.jax.capturing import revived
+from roundscope.operations.models.jax.recording import WHOLE, Side, record, with_whole
 from roundscope.operations.models.tape import Tape
+from roundscope.operations.models.tape_file import load_tape
 
-Given: TypeAlias = "Side | tuple[Any, ...] | Tape"
+Given: TypeAlias = "Side | tuple[Any, ...] | str | os.PathLike[str] | Tape"
 
 
 def compare(a: Given, b: Given, *, tell: Callable[[str], None] = lambda text: None) -> Comparison:
@@ -22,7 +26,8 @@ def compare(a: Given, b: Given, *, tell: Callable[[str], None] = lambda text: No
 
     Args:
         a: A run: (function, inputs), (function, parameters, inputs), where a function may be a
-            module of flax, a `Side`, or a tape.
+            module of flax, a `Side`, the path of a file that `capture(path, what="operations")`
+            wrote, or a tape.
         b: The other one, on the same tokens and weights.
         tell: Told what is done, in words.
 
@@ -42,48 +47,32 @@ def compare(a: Given, b: Given, *, tell: Callable[[str], None] = lambda text: No
         >>> print(compare((model, p, x), (model, p, x)).sentence)
         The two runs are equal: 2 operations, 32 numbers of the output, every bit.
     """
-    return compare_tapes(*tapes(_side(a, "a"), _side(b, "b"), ("a", "b"), tell), tell=tell)
+    return compared(tape_of(a, "a", tell), tape_of(b, "b", tell), tell)
 
 
-def tapes(
-    a: Side | Tape,
-    b: Side | Tape,
-    names: tuple[str, str],
-    tell: Callable[[str], None] = lambda text: None,
-) -> tuple[Tape, Tape]:
-    """Return the tapes of two runs, with `whole_program` in both or in none.
-
-    Args:
-        a: A run.
-        b: The other one.
-        names: What they are called in error messages.
-        tell: Told what is done, in words.
-    """
-
-    def recorded(given: Side | Tape, name: str, with_whole: bool = False) -> Tape:
-        if isinstance(given, Tape):
-            return given
-        tell(f"running {getattr(given.function, '__name__', type(given.function).__name__)}")
-        return record(given, name, with_whole=with_whole)
-
-    found = recorded(a, names[0]), recorded(b, names[1])
-    whole = [any(e.operation == WHOLE for e in tape.entries) for tape in found]
-    if whole == [True, False]:
-        return found[0], recorded(b, names[1], True)
-    if whole == [False, True]:
-        return recorded(a, names[0], True), found[1]
-    return found
+def compared(a: Tape, b: Tape, tell: Callable[[str], None]) -> Comparison:
+    """Compare two tapes; where one has `whole_program` the other one gets it too."""
+    whole = [any(e.operation == WHOLE for e in tape.entries) for tape in (a, b)]
+    if any(whole):
+        a, b = (x if own else with_whole(x) for x, own in zip((a, b), whole, strict=True))
+    return compare_tapes(a, b, tell=tell)
 
 
-def _side(given: Given, name: str) -> Side | Tape:
-    if isinstance(given, tuple) and (side := side_of(given)):
-        return side
-    if not isinstance(given, Side | Tape):
+def tape_of(given: Given, name: str, tell: Callable[[str], None]) -> Tape:
+    """Return the tape of a run; name: what it is called in error messages."""
+    if isinstance(given, str | os.PathLike):
+        tell(f"reading {os.fspath(given)}")
+        given = load_tape(Path(given))
+    if isinstance(given, Tape):
+        return given if given.runners else revived(given)
+    side = side_of(given) if isinstance(given, tuple) else given
+    if not isinstance(side, Side):
         raise TypeError(
-            f"{name}: {shown(given)}, must be (function, inputs), (function, parameters, inputs) or"
-            " a Side"
+            f"{name}: {shown(given)}, must be (function, inputs), (function, parameters, inputs), a"
+            " Side, or the path of a file"
         )
-    return given
+    tell(f"running {getattr(side.function, '__name__', type(side.function).__name__)}")
+    return record(side, name)
 
 
 def side_of(given: tuple[Any, ...]) -> Side | None:

@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax import lax
 from jax.extend import core
 
@@ -25,9 +26,9 @@ _JITTED = ("jit", "pjit")
 
 
 class Constant(NamedTuple):
-    """A number among the arguments of an equation."""
+    """A number among the arguments of an equation, an array without axes."""
 
-    number: Any
+    number: np.ndarray
 
 
 class Scope(NamedTuple):
@@ -168,7 +169,9 @@ def _inlined(
         program.constants[known[var]] = array  # type: ignore[index]
 
     def read(atom: Any) -> int | Constant:
-        return Constant(atom.val) if isinstance(atom, core.Literal) else known[atom]
+        if isinstance(atom, core.Literal):
+            return constant(atom)
+        return known[atom]
 
     for eqns in _together(jaxpr.eqns, place.region):
         first = eqns[0]
@@ -209,6 +212,11 @@ def _inlined(
             continue
         known |= zip(first.outvars, results, strict=True)
     return [read(x) for x in jaxpr.outvars]
+
+
+def constant(atom: Any) -> Constant:
+    """Return the number that stands in a jaxpr in the place of a value."""
+    return Constant(np.asarray(atom.val, atom.aval.dtype))
 
 
 def _is_open(eqn: Any, place: _Place, is_all: bool) -> bool:

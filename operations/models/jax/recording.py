@@ -8,7 +8,8 @@ the operations, one at a time, do not show, such as what XLA does across them.
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,9 +21,10 @@ import numpy as np
 from roundscope.emu.shown import shown
 from roundscope.emu.testing.foreign import raised
 from roundscope.operations.models.jax.arrays import JaxArrays
-from roundscope.operations.models.jax.program import Constant, Program, program_of
+from roundscope.operations.models.jax.program import Constant, Program, Step, program_of
 from roundscope.operations.models.jax.running import Options, inputs_of, run_steps
 from roundscope.operations.models.jax.scopes import Operation, operations_of, primitives
+from roundscope.operations.models.jax.written import Unwritable, written
 from roundscope.operations.models.replay import same
 from roundscope.operations.models.tape import (
     INPUT,
@@ -33,6 +35,7 @@ from roundscope.operations.models.tape import (
     Tape,
     Value,
     leaves,
+    mapped,
 )
 
 WHOLE = "whole_program"
@@ -65,13 +68,13 @@ class Side:
 
 
 class _Recorder:
-    """The tape of programs that run one after the other."""
+    """The tape of programs that run one after the other, behind those of a tape."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, tape: Tape | None = None) -> None:
         self.options = options
-        self.entries: list[Entry] = []
-        self.values: list[Value] = []
-        self.runners: dict[int, Runner] = {}
+        self.entries: list[Entry] = [] if tape is None else [*tape.entries]
+        self.values: list[Value] = [] if tape is None else [*tape.values]
+        self.runners: dict[int, Runner] = {} if tape is None else {**tape.runners}
 
     def add(self, name: str, array: Any) -> int:
         """Return the number of a new value."""
@@ -97,7 +100,10 @@ class _Recorder:
             outputs = [v for eqn in equations for v in eqn.outputs if last.get(v, -1) > n]
             if not outputs:
                 continue
-            run = partial(_again, operation, self.options, tuple(inputs), tuple(outputs))
+            run = partial(run_again, operation.steps, self.options, tuple(inputs), tuple(outputs))
+            settings: dict[str, Any] = {"arithmetic": arithmetic(program, operation)}
+            with suppress(Unwritable):
+                settings["program"] = written(operation.steps, inputs, outputs, self.options)
             arguments = [place[v] for v in inputs]
             made = run([self.values[v].array for v in arguments], {})
             for v, array in zip(outputs, made, strict=True):
@@ -113,22 +119,22 @@ class _Recorder:
                     step=0,
                     arguments=(tuple(map(Ref, arguments)), {}),
                     outputs=tuple(place[v] for v in outputs),
-                    settings={"arithmetic": arithmetic(program, operation)},
+                    settings=settings,
                 )
             )
         return [x if isinstance(x, Constant) else place[x] for x in program.outputs]
 
 
-def _again(
-    operation: Operation,
+def run_again(
+    steps: Sequence[Step],
     options: Options,
     inputs: Sequence[int],
     outputs: Sequence[int],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> list[Any]:
-    """Run an operation on arguments."""
-    found = run_steps(operation.steps, dict(zip(inputs, args, strict=True)), options)
+    """Run the steps of an operation on arguments."""
+    found = run_steps(steps, dict(zip(inputs, args, strict=True)), options)
     return [found[v] for v in outputs]
 
 
@@ -156,13 +162,17 @@ def _precision(given: Any) -> str:
     return f" ({', '.join(dict.fromkeys(str(x) for x in each))})"
 
 
-def record(side: Side, name: str = "run", *, with_whole: bool = False) -> Tape:
-    """Run a function as a side says, and return the tape.
+def record(side: Side, name: str = "run") -> Tape:
+    """Run a function as a side says, and return the tape: the first result of `recorded`."""
+    return recorded(side, name)[0]
+
+
+def recorded(side: Side, name: str = "run") -> tuple[Tape, Any]:
+    """Run a function as a side says, and return the tape and what the function returns.
 
     Args:
         side: It.
         name: What the run is called in an error message.
-        with_whole: Whether the tape has an operation `whole_program` in any case.
 
     Raises:
         TypeError: The function or the inputs are of another type.
@@ -191,29 +201,28 @@ def record(side: Side, name: str = "run", *, with_whole: bool = False) -> Tape:
     ]
     operations = operations_of(program, named)
     outs = recorder.run(program, operations, given)
-    whole = jax.tree.leaves(_called(name, "the function", compiled, *arrays))
+    result = _called(name, "the function", compiled, *arrays)
+    whole = jax.tree.leaves(result)
     place = _result(name, jax.tree.unflatten(shape, range(len(outs))), whole, tokens)
     value = _kept(recorder, outs[place])
-    value = _with_whole(recorder, value, whole[place], program.regions, is_wanted=with_whole)
-    logprobs = None
-    if side.logprobs is not None:
-        if tokens is None:
-            raise ValueError(f"{name}: logprobs= needs tokens of whole numbers as the inputs")
-        logprobs = _logprobs(recorder, side.logprobs, name, value, jnp.asarray(tokens))
     x = recorder.values[value]
     has_logits = tokens is not None and len(x.shape) == 3 and x.shape[:2] == tokens.shape
-    return Tape(
+    tape = Tape(
         entries=recorder.entries,
         values=recorder.values,
         tokens=tokens,
         logits=value if has_logits else None,
-        logprobs=logprobs,
         output=value,
         about=about(x.array),
         runners=recorder.runners,
         arrays=JaxArrays(),
         row=side.row,
     )
+    if not same(*map(JaxArrays().numpy, (x.array, whole[place]))):
+        tape = with_whole(tape, whole[place])
+    if side.logprobs is not None:
+        tape = _with_logprobs(tape, side.logprobs, name)
+    return tape, result
 
 
 def _kept(recorder: _Recorder, out: Any) -> int:
@@ -222,50 +231,75 @@ def _kept(recorder: _Recorder, out: Any) -> int:
     return int(out)
 
 
-def _with_whole(
-    recorder: _Recorder, value: int, whole: Any, regions: int, *, is_wanted: bool
-) -> int:
-    """Return the value of a function's result, with an operation for what its operations miss."""
-    old, new = (JaxArrays().numpy(x) for x in (recorder.values[value].array, whole))
-    if same(old, new) and not is_wanted:
-        return value
-    made = recorder.add("", jnp.asarray(whole))
-    arrays = JaxArrays()
+def with_whole(tape: Tape, whole: Any = None) -> Tape:
+    """Return a tape with an operation `whole_program` behind the result of its function.
 
-    def run(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        return [arrays.shifted(args[0], new, old)]
-
-    number = len(recorder.entries)
-    recorder.runners[number] = run
-    recorder.entries.append(
-        Entry(
-            number=number,
-            operation=WHOLE,
-            function="compiled" if regions else "operation by operation",
-            module="",
-            step=0,
-            arguments=((Ref(value),), {}),
-            outputs=(made,),
-            note="the difference between the program and its operations is put in",
-        )
+    Args:
+        tape: It.
+        whole: The result of the whole program, whose difference is put in; None for the same.
+    """
+    value = tape.output if tape.logits is None else tape.logits
+    assert value is not None
+    own = tape.numpy(value)
+    array = own if whole is None else JaxArrays().numpy(whole)
+    at, made = 1 + tape.made_by.get(value, -1), len(tape.values)
+    entry = Entry(
+        number=at,
+        operation=WHOLE,
+        function="operation by operation" if whole is None else "across operations",
+        module="",
+        step=0,
+        arguments=((Ref(value),), {}),
+        outputs=(made,),
+        note="the difference between the program and its operations is put in",
     )
-    return made
+
+    def moved(x: Any) -> Any:
+        return Ref(made) if x == Ref(value) else x
+
+    later = [
+        replace(e, number=e.number + 1, arguments=mapped(moved, tuple(e.arguments)))
+        for e in tape.entries[at:]
+    ]
+    return replace(
+        tape,
+        entries=[*tape.entries[:at], entry, *later],
+        values=[*tape.values, replace(tape.values[value], name="", array=jnp.asarray(array))],
+        logits=None if tape.logits is None else made,
+        output=made,
+        runners={n + (n >= at): x for n, x in tape.runners.items()}
+        | {at: partial(put_in, own, array)},
+    )
 
 
-def _logprobs(
-    recorder: _Recorder, function: Callable[..., Any], name: str, logits: int, tokens: Any
-) -> int:
-    """Record how a side computes log-probabilities, and return their value."""
-    array = recorder.values[logits].array
-    program, _ = _called(name, "logprobs=", program_of, function, array, tokens)
-    outs = recorder.run(program, operations_of(program, {}), [logits, recorder.add("", tokens)])
+def put_in(old: Any, new: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return the argument of `whole_program`, plus new - old."""
+    return [JaxArrays().shifted(args[0], new, old)]
+
+
+def _with_logprobs(tape: Tape, function: Callable[..., Any], name: str) -> Tape:
+    """Return a tape with what a side computes of its logits."""
+    if tape.tokens is None or tape.logits is None:
+        raise ValueError(f"{name}: logprobs= needs tokens of whole numbers as the inputs")
+    recorder = _Recorder(None, tape)
+    logits, tokens = tape.values[tape.logits].array, jnp.asarray(tape.tokens)
+    program, _ = _called(name, "logprobs=", program_of, function, logits, tokens)
+    given = [tape.logits, recorder.add("", tokens)]
+    outs = recorder.run(program, operations_of(program, {}), given)
     wanted = (tokens.shape[0], tokens.shape[1] - 1)
-    if len(outs) != 1 or recorder.values[_kept(recorder, outs[0])].shape != wanted:
+    found = [_kept(recorder, out) for out in outs]
+    if len(found) != 1 or recorder.values[found[0]].shape != wanted:
         raise ValueError(
             f"{name}: logprobs= returned something else than an array {wanted}, of each token but"
             " the first its log-probability"
         )
-    return _kept(recorder, outs[0])
+    return replace(
+        tape,
+        entries=recorder.entries,
+        values=recorder.values,
+        runners=recorder.runners,
+        logprobs=found[0],
+    )
 
 
 def _called(name: str, what: str, function: Callable[..., Any], *args: Any) -> Any:

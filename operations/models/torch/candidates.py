@@ -6,7 +6,6 @@ file run again by them. Where none gives every bit, an entry has no words and ca
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from roundscope.attention.torch.arrays import tensor_of
 from roundscope.operations.models.replay import same
+from roundscope.operations.models.revival import FAILURES, revive
 from roundscope.operations.models.tape import Entry, Ref, Runner, Tape, leaves, mapped
 from roundscope.operations.models.tape_file import Named
 from roundscope.operations.models.torch.arrays import TensorArrays
@@ -166,7 +166,7 @@ def _found(tape: Tape, entry: Entry, known: Mapping[int, Any]) -> tuple[str, Run
         run = partial(_run, function)
         try:
             again = run(args, kwargs)
-        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
+        except FAILURES:
             continue
         if len(again) == len(outputs) and all(
             same(tape.arrays.numpy(x), tape.arrays.numpy(y))
@@ -187,46 +187,16 @@ def revived(tape: Tape) -> Tape:
     An operation can if it gives every bit that the file has of it. Functions are found by their
     names, among those that `scopes.FUNCTIONS` has.
     """
-    values = [
-        value if value.array is None else replace(value, array=_tensor(value.array, value.dtype))
-        for value in tape.values
-    ]
-    found = replace(tape, values=values, arrays=TensorArrays())
-    runners: dict[int, Runner] = {}
-    for entry in found.entries:
-        runner = None
-        if entry.module and entry.operation in CANDIDATES and not _function(entry.function):
-            chosen = _found(found, entry, {})
-            runner = chosen[1] if chosen else None
-        elif function := _function(entry.function):
-            runner = partial(_run_named, function)
-        if runner is None:
-            continue
-        runners[entry.number] = runner
-        again = _again(found, entry, runner)
-        kept = [values[v].array for v in entry.outputs]
-        if again is None or len(again) != len(kept):
-            del runners[entry.number]
-            continue
-        for v, old, new in zip(entry.outputs, kept, again, strict=True):
-            if old is None:
-                values[v] = replace(values[v], array=new)
-            elif entry.number in runners and not same(
-                found.arrays.numpy(old), found.arrays.numpy(new)
-            ):
-                del runners[entry.number]
-    return replace(found, runners=runners)
+    return revive(tape, TensorArrays(), _tensor, _runner)
 
 
-def _again(tape: Tape, entry: Entry, runner: Runner) -> list[Any] | None:
-    def filled(x: Any) -> Any:
-        return tape.values[x.value].array if isinstance(x, Ref) else x
-
-    args, kwargs = mapped(filled, tuple(entry.arguments))
-    try:
-        return runner(args, kwargs)
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
-        return None
+def _runner(tape: Tape, entry: Entry) -> Runner | None:
+    """Return what runs an entry of a file, None where no function is known."""
+    function = _function(entry.function)
+    if entry.module and entry.operation in CANDIDATES and function is None:
+        chosen = _found(tape, entry, {})
+        return chosen[1] if chosen else None
+    return None if function is None else partial(_run_named, function)
 
 
 def _run_named(

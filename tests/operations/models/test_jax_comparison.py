@@ -1,12 +1,16 @@
 """Comparing two runs of a tiny Llama of JAX: the operation that makes them differ, and no other."""
 
+from functools import partial
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from roundscope.jax import Side, compare
+from roundscope.jax import Side, capture, compare
 from roundscope.operations.models.align import Incomparable
-from roundscope.operations.models.jax.recording import record
+from roundscope.operations.models.jax.recording import record, run_again
+from roundscope.operations.models.jax.written import read_steps
 from roundscope.operations.models.replay import same
 from tests.operations.models import jax_small as small
 
@@ -123,3 +127,118 @@ def test_a_jitted_run_has_one_operation_more_where_it_differs():
     assert abs(found.left) < 1e-12
     if (x != y).any():
         assert "whole_program" in made_here(found)
+
+
+def test_a_file_equals_its_run_and_gives_the_shares_of_the_runs(tmp_path):
+    other = small.changed(norm=small.late_rms_norm, down=small.split_linear)
+    paths = {f: tmp_path / f"{i}.safetensors" for i, f in enumerate((small.llama, other))}
+    for function, path in paths.items():
+        with capture(path, what="operations") as run:
+            logits = run(function, WEIGHTS, IDS)
+        assert same(np.asarray(logits), np.asarray(function(WEIGHTS, IDS)))
+    assert compare(paths[small.llama], side()).equal
+    found, true = compare(*paths.values()), compare(side(), side(other))
+    assert not found.notes[1:] and abs(found.left) < 1e-12
+    for one, two in zip(found.groups, true.groups, strict=True):
+        assert (one.name, one.a, one.b) == (two.name, two.a, two.b)
+        assert one.share == pytest.approx(two.share, abs=1e-9)
+
+
+def test_a_file_has_no_options_of_xla_that_write_files(tmp_path):
+    tape = record(Side(lambda x: x * 2.0, {"x": IDS[0] / 2}))
+    (entry,) = tape.counted
+    text = entry.settings["program"].replace('"options": null', '"options": {"xla_dump_to": "."}')
+    assert read_steps(entry.settings["program"])
+    with pytest.raises(ValueError, match=r"has options of XLA: .*xla_dump_to"):
+        read_steps(text)
+
+
+def test_every_equation_is_the_same_from_its_text():
+    """Of a model with most kinds of parameters: gathers, products, reductions, FP8, integers."""
+    function = small.changed(down=small.fp8_linear, attention=small.eager_attention)
+    tape = record(side(function, logprobs=small.log_softmax(small.BF16)))
+    for entry in tape.entries:
+        steps, inputs, outputs, options = read_steps(entry.settings["program"])
+        args = [tape.values[x.value].array for x in entry.arguments[0]]
+        again = run_again(steps, options, inputs, outputs, args, {})
+        for v, x in zip(entry.outputs, again, strict=True):
+            assert same(tape.numpy(v), tape.arrays.numpy(x)), entry.title
+
+
+def test_modules_of_flax_are_named_by_class_and_path():
+    """Of linen and of nnx, with the eps of RMSNorm changed in one of them."""
+    nnx, linen = pytest.importorskip("flax.nnx"), pytest.importorskip("flax.linen")
+
+    class Block(linen.Module):
+        eps: float = 1e-6
+
+        @linen.compact
+        def __call__(self, x):
+            h = linen.RMSNorm(name="norm", dtype=small.BF16, epsilon=self.eps)(x)
+            h = linen.MultiHeadDotProductAttention(2, dtype=small.BF16, name="attn")(h)
+            return x + linen.silu(linen.Dense(16, dtype=small.BF16, name="up")(h))
+
+    class Twin(nnx.Module):
+        def __init__(self):
+            rngs = nnx.Rngs(0)
+            self.norm = nnx.RMSNorm(16, dtype=small.BF16, rngs=rngs)
+            self.attn = nnx.MultiHeadAttention(2, 16, dtype=small.BF16, decode=False, rngs=rngs)
+            self.up = nnx.Linear(16, 16, dtype=small.BF16, rngs=rngs)
+
+        def __call__(self, x):
+            return x + nnx.silu(self.up(self.attn(self.norm(x))))
+
+    x = jax.random.normal(jax.random.key(1), (1, 8, 16), small.BF16)
+    block = Block()
+    weights = block.init(jax.random.key(0), x)
+    named = {
+        "norm": "rms_norm",
+        **{f"attn.{name}": "linear" for name in ("query", "key", "value", "out")},
+        "up": "linear",
+    }
+    for tape in (record(Side(block, {"x": x}, weights)), record(Side(Twin(), {"x": x}))):
+        made = {e.module: e.operation for e in tape.counted if e.module in named}
+        assert made == named
+        others = {e.operation for e in tape.counted if e.module not in named}
+        assert others == {"attention", "silu", "add"}
+    found = compare((block, weights, {"x": x}), (Block(eps=1e-2), weights, {"x": x}))
+    assert made_here(found) == {"rms_norm"} and "add 1e-06" in found.groups[0].a
+
+
+def test_a_scan_over_layers_is_taken_apart():
+    stack = jax.tree.map(lambda *xs: jnp.stack(xs), *WEIGHTS["layers"])
+    weights = {"stack": {"norm": stack["input_norm"], "q": stack["q"]}}
+    x = jax.random.normal(jax.random.key(1), (1, 8, small.WIDTH), small.BF16)
+
+    def model(weights, x, norm=small.rms_norm):
+        def layer(h, own):
+            return h + small.linear(norm(h, own["norm"]), own["q"]), None
+
+        return jax.lax.scan(layer, x, weights["stack"])[0]
+
+    found = compare(
+        (model, weights, {"x": x}), (partial(model, norm=small.late_rms_norm), weights, {"x": x})
+    )
+    titles = ["rms_norm stack.norm[0]", "linear stack.q[0]", "add [0]"]
+    assert [row.title for row in found.rows][:3] == titles
+    made = {row.title for row in found.rows if row.made == "here"} - {"whole_program"}
+    assert made == {"rms_norm stack.norm[0]", "rms_norm stack.norm[1]"}
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        (lambda: ("model", IDS), TypeError, "must be .function, inputs., .function, parameters"),
+        (lambda: (small.llama, WEIGHTS, IDS[0]), ValueError, r"tokens must be of shape .B, T."),
+        (lambda: (lambda x: x.no_such, IDS), ValueError, "a: the function raised AttributeError"),
+        (lambda: (lambda x: {}, IDS), ValueError, "returned no array of numbers"),
+        (
+            lambda: side(logprobs=lambda logits, ids: logits),
+            ValueError,
+            r"array \(1, 31\), of",
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(given, error, text):
+    with pytest.raises(error, match=text):
+        compare(given(), side())
