@@ -537,7 +537,7 @@ def _words(replay: Replay, number: int, identify: Callable[[Tape, int], str]) ->
     if all(steps) and steps[0] != steps[1]:
         told = _apart_words(*steps)
         same_name = words[0] == words[1]
-        words = [x if same_name else f"{w}: {x}" for w, x in zip(words, told, strict=True)]
+        words = [x if same_name else f"{w} [{x}]" for w, x in zip(words, told, strict=True)]
     if types[0] != types[1]:
         words = [
             f"{text} in {dtype}" if dtype else text
