@@ -113,7 +113,7 @@ def load_tape(path: Path) -> Tape:
             if about.get("format") != FORMAT:
                 raise ValueError(
                     f"{path}: format {about.get('format')!r}, must be {FORMAT!r}, as"
-                    ' roundscope.torch.capture(model, path, what="operations") writes it'
+                    ' capture(..., what="operations") of roundscope.torch or .jax writes it'
                 )
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
