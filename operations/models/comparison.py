@@ -226,7 +226,9 @@ def compare_tapes(
     ends = [replay.ended_with(name, replay.last(name)) for name in NAMES]
     if ends[0].shape != ends[1].shape:
         raise Incomparable(f"the runs end with {ends[0].size} and {ends[1].size} numbers")
-    gap = ends[1] - ends[0]
+    with np.errstate(invalid="ignore"):
+        gap = ends[1] - ends[0]
+    gap[(ends[0] == ends[1]) | (np.isnan(ends[0]) & np.isnan(ends[1]))] = 0  # infinite, and NaN
     found = _groups(rows)
     groups: list[Group] = []
     left = interaction = 0.0

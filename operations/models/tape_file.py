@@ -92,7 +92,7 @@ def save_tape(
         "row": tape.row,
         "about": dict(tape.about),
     }
-    tensors = {f"v.{i}": np.ascontiguousarray(x) for i, x in arrays.items()}
+    tensors = {f"v.{i}": np.asarray(x, order="C") for i, x in arrays.items()}
     if tape.tokens is not None:
         tensors["tokens"] = np.ascontiguousarray(tape.tokens)
     save_tensors(path, tensors, {"format": FORMAT, "tape": json.dumps(data)})

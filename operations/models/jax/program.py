@@ -18,7 +18,7 @@ from jax.extend import core
 
 UNROLLED = 256  # turns of a scan that are taken apart, at most
 SMALL = 2  # matrix products of a jitted function that is left one step, as attention has
-_NAME = re.compile(r"[A-Za-z_][\w.\[\]-]*")  # not that of a transformation, such as vmap()
+_OF_JAX = re.compile(r"\(|->|^$")  # names of transformations such as vmap(), and of einsum
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
 CALLS |= {"remat2": "jaxpr", "checkpoint": "jaxpr", "remat": "jaxpr"}
 CALLS |= {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
@@ -32,7 +32,7 @@ class Constant(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """A function or a named scope around an equation.
+    """A function, a named scope, or a turn of a scan, without a name, around an equation.
 
     name  its name; key  the places in the program from which it is called, and in a finished
     program the number of the call; is_named  whether the program names it, as `jax.named_scope`
@@ -173,7 +173,7 @@ def _inlined(
             return constant(atom)
         return known[atom]
 
-    for eqns in _together(jaxpr.eqns, place.region):
+    for eqns in _together(jaxpr.eqns):
         first = eqns[0]
         scopes, site = _scopes(first, place)
         name = first.primitive.name
@@ -183,7 +183,7 @@ def _inlined(
             if name in _JITTED and not region:
                 program.regions += 1
                 region = program.regions
-            own = str(first.params.get("name", ""))
+            own = str(first.params.get("name", "")).lstrip("_")
             inside = (*scopes, Scope(own, (own, site), False)) if own else scopes
             results = _inlined(
                 program,
@@ -263,7 +263,7 @@ def _unrolled(
     turns = range(p["length"])
     made: dict[int, list[int | Constant]] = {}
     for t in reversed(turns) if p["reverse"] else turns:
-        inside = (*scopes, Scope(f"{t}", (eqn.primitive.name, t), False))
+        inside = (*scopes, Scope("", t, False))
         at = _Place(inside, region, t, _stack(eqn, place))
         parts = [
             _inlined(program, _traced(_turn, t, aval=aval), [x], at)[0]
@@ -293,15 +293,12 @@ def _stack_of(row: Sequence[Any], aval: Any) -> Any:
     return jax.make_jaxpr(lambda *xs: jax.numpy.stack(xs))(*[one] * len(row))
 
 
-def _together(eqns: Sequence[Any], region: int) -> Iterator[list[Any]]:
+def _together(eqns: Sequence[Any]) -> Iterator[list[Any]]:
     """Yield equations that run as one program: those of one call of a function that JAX compiles.
 
     JAX puts the equations of its own jitted functions into those of their caller, and then all of
     them have the traceback of the call.
     """
-    if region:
-        yield from ([eqn] for eqn in eqns)
-        return
     for _, group in groupby(eqns, lambda eqn: _raw(eqn)):
         own: list[Any] = []
         for eqn in group:
@@ -330,7 +327,7 @@ def _raw(eqn: Any) -> object:
 
 
 def _stack(eqn: Any, place: _Place) -> str:
-    own = [x for x in str(eqn.source_info.name_stack).split("/") if _NAME.fullmatch(x)]
+    own = [x for x in str(eqn.source_info.name_stack).split("/") if not _OF_JAX.search(x)]
     return "/".join(x for x in (place.stack, *own) if x)
 
 

@@ -40,10 +40,12 @@ LAYERS = ("rms_norm", "layer_norm", "linear", "embedding", "rope", "attention")
 _MOVES = """reshape transpose broadcast_in_dim slice dynamic_slice dynamic_update_slice gather
     concatenate pad rev squeeze expand_dims select_n max min neg abs iota reduce_max reduce_min
     sort stop_gradient copy copy_p sign clamp split scatter real imag optimization_barrier
-    bitcast_convert_type top_k cummax cummin reduce_precision_none empty broadcast full"""
+    bitcast_convert_type top_k cummax cummin reduce_precision_none empty broadcast full stack
+    unstack"""
 MOVES = frozenset(_MOVES.split())  # nothing is rounded
 NAMED = {"add": "add", "add_any": "add", "sub": "sub", "mul": "mul"}
 _CURVES = {"exp", "exp2", "log", "rsqrt", "sqrt", "tanh", "logistic", "erf", "cos", "sin", "pow"}
+CLOSED = "constant "  # begins the names of arrays that a function has of its own
 _LEAVES = ("weight", "kernel", "scale", "embedding", "bias", "w", "b")
 
 
@@ -157,9 +159,11 @@ def _origins(program: Program, parameters: dict[int, str]) -> dict[int, _Origin]
         v: _Origin(v not in parameters, frozenset([parameters[v]] if v in parameters else []))
         for v in program.inputs
     }
+    tables = 0
     for v, array in program.constants.items():
         is_table = getattr(array, "ndim", 0) > 1 and is_number(program.avals[v])
-        found[v] = _Origin(parameters=frozenset([f"constant {v}"] if is_table else []))
+        tables += is_table
+        found[v] = _Origin(parameters=frozenset([f"{CLOSED}{tables}"] if is_table else []))
     for step in program.steps:
         for eqn in step.equations:
             given = [found[x] for x in eqn.inputs if not isinstance(x, Constant)]
@@ -222,6 +226,7 @@ def _claimed(program: Program, origins: dict[int, _Origin]) -> list[tuple[Scope 
         scope
         for scope, steps in within.items()
         if scope in root
+        or not scope.name
         or (set(LAYERS) & inside[scope]) - {claim(scope.name)}
         or not _is_one(claim(scope.name), program, steps, origins)
     }
@@ -330,7 +335,8 @@ def _place(found: Sequence[Operation], origins: dict[int, _Origin]) -> None:
         at = "" if turn is None else f"[{turn}]"
         if own and operation.name not in (EXACT, CAST):
             operation.module = _module(own[0]) + at
-            last = numbered[1] if (numbered := re.match(r"(.*?\d+)(\.|$)", own[0])) else ""
+            numbered = re.match(r"(.*?\d+)(\.|$)", own[0])
+            last = numbered[1] if numbered and not own[0].startswith(CLOSED) else ""
         elif stack:
             operation.module = (stack.partition(".")[2] if len(root) == 1 else stack) + at
         else:
