@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 from roundscope.attention.jax import Watch, corrected, tap, watch
 from roundscope.attention.jax import capture as _capture_attention
+from roundscope.operations.models.jax.across import across
 from roundscope.operations.models.jax.capturing import capture_operations
 from roundscope.operations.models.jax.comparing import compare
-from roundscope.operations.models.jax.recording import Side
+from roundscope.operations.models.jax.side import Side
 
-__all__ = ["Side", "Watch", "capture", "compare", "corrected", "tap", "watch"]
+__all__ = ["Side", "Watch", "across", "capture", "compare", "corrected", "tap", "watch"]
 
 
 def capture(

@@ -84,7 +84,7 @@ def _library(given: Any, word: str, argument: str) -> Library:
             return "PyTorch"
     if "jax" in sys.modules:
         from roundscope.operations.models.jax.comparing import side_of
-        from roundscope.operations.models.jax.recording import Side as JaxSide
+        from roundscope.operations.models.jax.side import Side as JaxSide
 
         if isinstance(given, JaxSide) or (isinstance(given, tuple) and side_of(given)):
             return "JAX"

@@ -12,11 +12,11 @@ from roundscope.attention.models.capture_file import file_given
 from roundscope.operations.models.jax.arrays import JaxArrays
 from roundscope.operations.models.jax.recording import (
     WHOLE,
-    Side,
     put_in,
     recorded,
     run_again,
 )
+from roundscope.operations.models.jax.side import Side
 from roundscope.operations.models.jax.written import read_steps
 from roundscope.operations.models.revival import revive
 from roundscope.operations.models.tape import Entry, Runner, Tape

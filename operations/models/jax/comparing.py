@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 from roundscope.emu.shown import shown
 from roundscope.operations.models.comparison import Comparison, compare_tapes
 from roundscope.operations.models.jax.capturing import revived
-from roundscope.operations.models.jax.recording import WHOLE, Side, record, with_whole
+from roundscope.operations.models.jax.recording import WHOLE, record, with_whole
+from roundscope.operations.models.jax.side import Side
 from roundscope.operations.models.tape import Tape
 from roundscope.operations.models.tape_file import load_tape
 

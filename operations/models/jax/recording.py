@@ -9,7 +9,7 @@ the operations, one at a time, do not show, such as what XLA does across them.
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,12 +18,11 @@ import jax.numpy as jnp
 import jaxlib.version
 import numpy as np
 
-from roundscope.emu.shown import shown
-from roundscope.emu.testing.foreign import raised
 from roundscope.operations.models.jax.arrays import JaxArrays
 from roundscope.operations.models.jax.program import Constant, Program, Step, program_of
 from roundscope.operations.models.jax.running import Options, inputs_of, run_steps
 from roundscope.operations.models.jax.scopes import Operation, operations_of, primitives
+from roundscope.operations.models.jax.side import Side, called, traced
 from roundscope.operations.models.jax.written import Unwritable, written
 from roundscope.operations.models.replay import same
 from roundscope.operations.models.tape import (
@@ -34,37 +33,10 @@ from roundscope.operations.models.tape import (
     Runner,
     Tape,
     Value,
-    leaves,
     mapped,
 )
 
 WHOLE = "whole_program"
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """A run of a JAX function, which `compare` repeats and records.
-
-    Attributes:
-        function: A function of (parameters, inputs) or of the inputs alone, jitted or not, such as
-            `model.apply` of a module of flax's linen; or a module of flax's nnx.
-        inputs: Its tokens (B, T) as an array of whole numbers, an array that is no tokens, or a
-            dictionary of the function's arguments by name.
-        parameters: A tree of arrays, None for a function of the inputs alone. Those of a module of
-            nnx are its own.
-        logprobs: A function of (logits, tokens) that computes the log-probabilities as this side
-            does; by default they are computed from the logits in binary64.
-        row: Which entry of the batch is compared, if the other side has a smaller batch.
-        compiler_options: The function is compiled as a whole with these options of XLA, such as
-            {"xla_allow_excess_precision": False}, which `jax.jit` takes too.
-    """
-
-    function: Callable[..., Any]
-    inputs: Any
-    parameters: Any = None
-    logprobs: Callable[[Any, Any], Any] | None = None
-    row: int = 0
-    compiler_options: Mapping[str, Any] | None = None
 
 
 class _Recorder:
@@ -179,33 +151,18 @@ def recorded(side: Side, name: str = "run") -> tuple[Tape, Any]:
         ValueError: The function or `logprobs` raised an error, cannot be traced, or returned what
             cannot be compared.
     """
-    function, parameters = _function(side, name)
-    tokens = _tokens(name, side.inputs)
-    options = None if side.compiler_options is None else dict(side.compiler_options)
-    recorder = _Recorder(options)
-    flat, structure = jax.tree_util.tree_flatten_with_path((parameters, side.inputs))
-    arrays = [jnp.asarray(x) for _, x in flat]
-    paths = [_path(path) for path, _ in flat]
-
-    def called(*given: Any) -> Any:
-        own, inputs = jax.tree.unflatten(structure, given)
-        return function(own, inputs)
-
-    traced = called if options is None else jax.jit(called)
-    compiled = called if options is None else jax.jit(called, compiler_options=options)
-    program, shape = _called(name, "the function", program_of, traced, *arrays)
-    named = {v: path for v, path in zip(program.inputs, paths, strict=True) if path}
+    run = traced(side, name)
+    recorder = _Recorder(run.options)
     given = [
         recorder.add(f"{PARAMETER}{path}" if path else f"{INPUT}{i}", x)
-        for i, (path, x) in enumerate(zip(paths, arrays, strict=True))
+        for i, (path, x) in enumerate(zip(run.paths, run.arrays, strict=True))
     ]
-    operations = operations_of(program, named)
-    outs = recorder.run(program, operations, given)
-    result = _called(name, "the function", compiled, *arrays)
-    whole = jax.tree.leaves(result)
-    place = _result(name, jax.tree.unflatten(shape, range(len(outs))), whole, tokens)
-    value = _kept(recorder, outs[place])
+    outs = recorder.run(run.program, run.operations, given)
+    result = called(name, "the function", run.function, *run.arrays)
+    whole = jax.tree.leaves(result)[run.place]
+    value = _kept(recorder, outs[run.place])
     x = recorder.values[value]
+    tokens = run.tokens
     has_logits = tokens is not None and len(x.shape) == 3 and x.shape[:2] == tokens.shape
     tape = Tape(
         entries=recorder.entries,
@@ -218,8 +175,8 @@ def recorded(side: Side, name: str = "run") -> tuple[Tape, Any]:
         arrays=JaxArrays(),
         row=side.row,
     )
-    if not same(*map(JaxArrays().numpy, (x.array, whole[place]))):
-        tape = with_whole(tape, whole[place])
+    if not same(*map(JaxArrays().numpy, (x.array, whole))):
+        tape = with_whole(tape, whole)
     if side.logprobs is not None:
         tape = _with_logprobs(tape, side.logprobs, name)
     return tape, result
@@ -283,9 +240,9 @@ def _with_logprobs(tape: Tape, function: Callable[..., Any], name: str) -> Tape:
         raise ValueError(f"{name}: logprobs= needs tokens of whole numbers as the inputs")
     recorder = _Recorder(None, tape)
     logits, tokens = tape.values[tape.logits].array, jnp.asarray(tape.tokens)
-    program, _ = _called(name, "logprobs=", program_of, function, logits, tokens)
+    program, _ = called(name, "logprobs=", program_of, function, logits, tokens)
     given = [tape.logits, recorder.add("", tokens)]
-    outs = recorder.run(program, operations_of(program, {}), given)
+    outs = recorder.run(program, operations_of(program, dict.fromkeys(program.inputs, "")), given)
     wanted = (tokens.shape[0], tokens.shape[1] - 1)
     found = [_kept(recorder, out) for out in outs]
     if len(found) != 1 or recorder.values[found[0]].shape != wanted:
@@ -300,79 +257,6 @@ def _with_logprobs(tape: Tape, function: Callable[..., Any], name: str) -> Tape:
         runners=recorder.runners,
         logprobs=found[0],
     )
-
-
-def _called(name: str, what: str, function: Callable[..., Any], *args: Any) -> Any:
-    """Return what a user's function returns.
-
-    Raises:
-        ValueError: It raised an error, which is the cause.
-    """
-    try:
-        return function(*args)
-    except Exception as error:  # whatever it raises
-        raise ValueError(f"{name}: {what} raised {raised(error)}") from error
-
-
-def _path(path: Sequence[Any]) -> str:
-    """Return the path of a parameter, "" for an input."""
-    if path[0].idx:
-        return ""
-    return jax.tree_util.keystr(tuple(path[1:]), simple=True, separator=".") or "parameters"
-
-
-def _function(side: Side, name: str) -> tuple[Callable[[Any, Any], Any], Any]:
-    """Return a function of (parameters, inputs), and the parameters."""
-    function, parameters = side.function, side.parameters
-    libraries = {".".join(c.__module__.split(".")[:2]) for c in type(function).__mro__}
-    if "flax.nnx" in libraries:
-        from flax import nnx
-
-        if parameters is not None:
-            raise ValueError(f"{name}: parameters: a module of nnx has its own; leave them out")
-        graph, parameters = nnx.split(function)
-
-        def function(state: Any, *args: Any, **kwargs: Any) -> Any:
-            return nnx.merge(graph, state)(*args, **kwargs)
-
-    elif "flax.linen" in libraries:
-        function = function.apply  # type: ignore[attr-defined]
-    if not callable(function):
-        raise TypeError(f"{name}: function {shown(function)}, must be a function or a module")
-
-    def called(own: Any, inputs: Any) -> Any:
-        first = () if own is None else (own,)
-        if isinstance(inputs, Mapping):
-            return function(*first, **inputs)
-        return function(*first, inputs)
-
-    return called, parameters
-
-
-def _tokens(name: str, inputs: Any) -> np.ndarray | None:
-    """Return the tokens among the inputs, None if there are none."""
-    is_named = isinstance(inputs, Mapping)
-    x = (
-        next((inputs[n] for n in ("tokens", "input_ids") if n in inputs), None)
-        if is_named
-        else inputs
-    )
-    if x is None or not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.integer):
-        return None
-    if np.ndim(x) != 2 or not np.size(x):
-        raise ValueError(f"{name}: inputs of shape {np.shape(x)}: tokens must be of shape (B, T)")
-    return np.asarray(x)
-
-
-def _result(name: str, tree: Any, arrays: Sequence[Any], tokens: np.ndarray | None) -> int:
-    """Return which of the arrays of a result is the logits, or the first of numbers."""
-    logits = tree.get("logits") if isinstance(tree, Mapping) else getattr(tree, "logits", None)
-    if isinstance(logits, int):
-        return logits
-    for i in leaves(tree) if isinstance(tree, tuple | list | Mapping) else range(len(arrays)):
-        if i is not None and jnp.issubdtype(jnp.result_type(arrays[i]), jnp.floating):
-            return int(i)
-    raise ValueError(f"{name}: the function returned no array of numbers")
 
 
 def about(x: Any) -> dict[str, str]:

@@ -45,7 +45,7 @@ def _run(
     if len(equations) == 1 and not is_compiled:
         (eqn,) = equations
         given = [x.number if isinstance(x, Constant) else known[x] for x in eqn.inputs]
-        return dict(zip(outputs, _bound(eqn, given), strict=True))
+        return dict(zip(outputs, bound(eqn, given), strict=True))
     places = {v: i for i, v in enumerate(inputs)}
     places |= {v: len(inputs) + i for i, v in enumerate(outputs)}
     plain = [
@@ -69,10 +69,11 @@ def _evaluated(equations: Sequence[Equation], count: int, *given: Any) -> list[A
     values = list(given)
     for eqn in equations:
         args = [x.number if isinstance(x, Constant) else values[x] for x in eqn.inputs]
-        values += _bound(eqn, args)
+        values += bound(eqn, args)
     return values[count:]
 
 
-def _bound(eqn: Equation, args: Sequence[Any]) -> list[Any]:
+def bound(eqn: Equation, args: Sequence[Any]) -> list[Any]:
+    """Return the results of an equation on arguments."""
     out = eqn.primitive.bind(*args, **eqn.params)
     return list(out) if eqn.primitive.multiple_results else [out]

@@ -96,7 +96,7 @@ def operations_of(program: Program, parameters: dict[int, str]) -> list[Operatio
 
     Args:
         program: It.
-        parameters: The paths of those of its inputs that are parameters.
+        parameters: Of each of its inputs the path of the parameter that it is, "" for none.
     """
     origins = _origins(program, parameters)
     runs = list(_runs(program.steps, _claimed(program, origins)))
@@ -156,8 +156,7 @@ def _computed_by(program: Program, steps: Sequence[Step]) -> str:
 def _origins(program: Program, parameters: dict[int, str]) -> dict[int, _Origin]:
     """Return the origin of each value."""
     found = {
-        v: _Origin(v not in parameters, frozenset([parameters[v]] if v in parameters else []))
-        for v in program.inputs
+        v: _Origin(not path, frozenset([path] if path else [])) for v, path in parameters.items()
     }
     tables = 0
     for v, array in program.constants.items():
