@@ -124,8 +124,9 @@ def pairs() -> list[Pair]:
 
 def of_jax(batch: int = 1, is_jitted: bool = False, **of: Any) -> JaxSide:
     """Return a run of the model of plain JAX functions; of: its changes, and fields of the side."""
-    fields = {name: of.pop(name) for name in ("logprobs", "compiler_options") if name in of}
-    function = jax_small.changed(**of)
+    names = ("logprobs", "compiler_options", "run")
+    fields = {name: of.pop(name) for name in names if name in of}
+    function = of.pop("function", None) or jax_small.changed(**of)
     weights = jax_small.parameters(ASKED.layers, ASKED.width)
     ids = jax_small.tokens(batch, small.TOKENS)
     return JaxSide(jax.jit(function) if is_jitted else function, ids, weights, **fields)
@@ -171,13 +172,20 @@ def pairs_of_jax() -> list[Pair]:
             frozenset(JAX_TWO),
             combined=with_two_of_jax,
         ),
+        Pair(
+            "prefill, token by token",
+            partial(of_jax, function=lambda weights, ids: jax_small.decoded(weights, ids, [])[0]),
+            partial(of_jax, function=jax_small.decoded, run=jax_small.by_token),
+            shaped,
+            True,
+        ),
         Pair("eager, jitted", of_jax, compiled, whole, True),
         Pair("the same, strict", of_jax, partial(of_jax, compiler_options=strict), whole, True),
         Pair(
             "RMSNorm, both strict",
             partial(of_jax, compiler_options=strict),
             partial(of_jax, compiler_options=strict, **JAX_TWO["rms_norm"]),
-            _of("rms_norm"),
+            _of("rms_norm") if jax.default_backend() == "cpu" else _of("rms_norm", *whole),
         ),
     ]
 
@@ -192,7 +200,8 @@ def logprobs_of(given: AnySide) -> np.ndarray:
         function: Any = given.function
         if given.compiler_options:
             function = jax.jit(function, compiler_options=dict(given.compiler_options))
-        made = function(given.parameters, given.inputs)
+        model = partial(function, given.parameters)
+        made = given.run(model, given.inputs) if given.run else model(given.inputs)
         if given.logprobs:
             return np.asarray(given.logprobs(made, given.inputs)[0], np.float64)
         return jax_small.exact_logprobs(made, given.inputs)

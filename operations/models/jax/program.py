@@ -17,6 +17,7 @@ from jax import lax
 from jax.extend import core
 
 UNROLLED = 256  # turns of a scan that are taken apart, at most
+PASS = "forward_pass_"  # begins the names of scopes around calls of a model
 SMALL = 2  # matrix products of a jitted function that is left one step, as attention has
 _OF_JAX = re.compile(r"\(|->|^$")  # names of transformations such as vmap(), and of einsum
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
@@ -63,6 +64,7 @@ class Step:
         site: Where the innermost of the functions in `scopes` made it.
         region: The number of the jitted function or scan in which they are; 0 for none.
         turn: The turn of the scan in which they are; None for none.
+        number: The number of the forward pass; what is between two passes belongs to the first.
     """
 
     equations: Sequence[Equation]
@@ -70,6 +72,7 @@ class Step:
     site: object = None
     region: int = 0
     turn: int | None = None
+    number: int = 0
 
 
 @dataclass(kw_only=True)
@@ -124,11 +127,15 @@ def _by_call(steps: Sequence[Step]) -> list[Step]:
     """
     found: list[Step] = []
     named, functions = _Calls(), _Calls()
+    number = 0
     for step in steps:
+        passes = [x.name for x in step.scopes if x.is_named and x.name.startswith(PASS)]
+        number = int(passes[0].removeprefix(PASS)) if passes else number
         mark = step.site, step.scopes, [_words(eqn) for eqn in step.equations]
         outside = named.numbered([x for x in step.scopes if x.is_named], mark)
+        outside = [x for x in outside if not x.name.startswith(PASS)]
         inside = functions.numbered([x for x in step.scopes if not x.is_named], mark)
-        found.append(replace(step, scopes=(*outside, *inside)))
+        found.append(replace(step, scopes=(*outside, *inside), number=number))
     return found
 
 

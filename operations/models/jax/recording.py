@@ -44,6 +44,7 @@ class _Recorder:
 
     def __init__(self, options: Options, tape: Tape | None = None) -> None:
         self.options = options
+        self.step = 0 if tape is None else tape.steps - 1
         self.entries: list[Entry] = [] if tape is None else [*tape.entries]
         self.values: list[Value] = [] if tape is None else [*tape.values]
         self.runners: dict[int, Runner] = {} if tape is None else {**tape.runners}
@@ -88,7 +89,7 @@ class _Recorder:
                     operation=operation.name,
                     function=operation.function,
                     module=operation.module,
-                    step=0,
+                    step=self.step + operation.steps[0].number,
                     arguments=(tuple(map(Ref, arguments)), {}),
                     outputs=tuple(place[v] for v in outputs),
                     settings=settings,
@@ -205,7 +206,7 @@ def with_whole(tape: Tape, whole: Any = None) -> Tape:
         operation=WHOLE,
         function="operation by operation" if whole is None else "across operations",
         module="",
-        step=0,
+        step=tape.steps - 1,
         arguments=((Ref(value),), {}),
         outputs=(made,),
         note="the difference between the program and its operations is put in",

@@ -268,7 +268,7 @@ def _runs(
             not own
             or claims[i] != claims[i - 1]
             or claims[i][0] is None
-            or step.region != own[0].region
+            or (step.region, step.number) != (own[0].region, own[0].number)
         )
         if own and is_new:
             yield (own, *claims[i - 1])

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from typing import Any
 
 import jax
@@ -10,7 +12,7 @@ import numpy as np
 
 from roundscope.emu.shown import shown
 from roundscope.emu.testing.foreign import raised
-from roundscope.operations.models.jax.program import Constant, Program, program_of
+from roundscope.operations.models.jax.program import PASS, Constant, Program, program_of
 from roundscope.operations.models.jax.running import Options
 from roundscope.operations.models.jax.scopes import Operation, operations_of
 from roundscope.operations.models.tape import leaves
@@ -27,6 +29,9 @@ class Side:
             dictionary of the function's arguments by name.
         parameters: A tree of arrays, None for a function of the inputs alone. Those of a module of
             nnx are its own.
+        run: A function of (model, inputs) that calls the model, a function without parameters, once
+            or several times and returns logits, such as of one token at a time; by default the
+            model is called once.
         logprobs: A function of (logits, tokens) that computes the log-probabilities as this side
             does; by default they are computed from the logits in binary64.
         row: Which entry of the batch is compared, if the other side has a smaller batch.
@@ -40,6 +45,7 @@ class Side:
     logprobs: Callable[[Any, Any], Any] | None = None
     row: int = 0
     compiler_options: Mapping[str, Any] | None = None
+    run: Callable[[Callable[..., Any], Any], Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,12 +147,23 @@ def _function(side: Side, name: str) -> tuple[Callable[[Any, Any], Any], Any]:
         raise TypeError(f"{name}: function {shown(function)}, must be a function or a module")
 
     def both(own: Any, inputs: Any) -> Any:
-        first = () if own is None else (own,)
-        if isinstance(inputs, Mapping):
-            return function(*first, **inputs)
-        return function(*first, inputs)
+        model = function if own is None else partial(function, own)
+        if side.run is not None:
+            return side.run(_counting(model), inputs)
+        return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
     return both, parameters
+
+
+def _counting(model: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a model whose calls are in scopes that have their numbers."""
+    numbers = count()
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with jax.named_scope(f"{PASS}{next(numbers)}"):
+            return model(*args, **kwargs)
+
+    return called
 
 
 def _tokens(name: str, inputs: Any) -> np.ndarray | None:

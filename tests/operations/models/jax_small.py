@@ -81,10 +81,10 @@ def fp8_linear(x, weight):
     return (quantized(x) @ quantized(weight)).astype(x.dtype)
 
 
-def rope_table(count, dtype=FP32):
-    angle = jnp.arange(count).astype(dtype)[:, None] * (
-        10000 ** (-jnp.arange(0, HEAD, 2) / HEAD)
-    ).astype(dtype)
+def rope_table(positions, dtype=FP32):
+    angle = positions.astype(dtype)[:, None] * (10000 ** (-jnp.arange(0, HEAD, 2) / HEAD)).astype(
+        dtype
+    )
     return jnp.cos(angle).astype(BF16)[:, None], jnp.sin(angle).astype(BF16)[:, None]
 
 
@@ -117,7 +117,7 @@ def llama(
 ):
     """Return logits (B, T, vocabulary)."""
     h = parameters["embed"][tokens].astype(residual)
-    cos, sin = rope_table(tokens.shape[1], table)
+    cos, sin = rope_table(jnp.arange(tokens.shape[1]), table)
     for layer in parameters["layers"]:
         x = norm(h.astype(BF16), layer["input_norm"])
         q, k, v = (linear(x, layer[name]).reshape(*x.shape[:2], -1, HEAD) for name in "qkv")
@@ -132,6 +132,62 @@ def llama(
 def changed(**changes):
     """Return the model with some changes of its arithmetic."""
     return partial(llama, **changes)
+
+
+def jitted_by_hand(parameters, tokens):
+    """What XLA makes of the model on a CPU: norms read a sum of the residual stream before it is
+    rounded, and the next sum reads it rounded.
+    """
+
+    def norm(wide, weight):
+        wide = wide * lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)
+        return wide.astype(BF16) * weight
+
+    def summed(wide, out):
+        return wide.astype(BF16).astype(FP32) + out.astype(FP32)
+
+    wide = parameters["embed"][tokens].astype(FP32)
+    cos, sin = rope_table(jnp.arange(tokens.shape[1]))
+    for layer in parameters["layers"]:
+        x = norm(wide, layer["input_norm"])
+        q, k, v = ((x @ layer[name]).reshape(*x.shape[:2], -1, HEAD) for name in "qkv")
+        out = sdpa(rope(q, cos, sin), rope(k, cos, sin), v)
+        wide = summed(wide, out.reshape(x.shape) @ layer["o"])
+        x = norm(wide, layer["post_norm"])
+        gated = jax.nn.silu(x @ layer["gate"]) * (x @ layer["up"])
+        wide = summed(wide, gated @ layer["down"])
+    return norm(wide, parameters["norm"]) @ parameters["head"]
+
+
+def decoded(parameters, tokens, cache):
+    """Return logits of tokens behind those of a cache, and the new cache."""
+    start = cache[0][0].shape[1] if cache else 0
+    h = parameters["embed"][tokens]
+    cos, sin = rope_table(jnp.arange(start, start + tokens.shape[1]))
+    kept = []
+    for i, layer in enumerate(parameters["layers"]):
+        x = rms_norm(h, layer["input_norm"])
+        q, k, v = (linear(x, layer[name]).reshape(*x.shape[:2], -1, HEAD) for name in "qkv")
+        q, k = rope(q, cos, sin), rope(k, cos, sin)
+        if cache:
+            k, v = (jnp.concatenate(pair, 1) for pair in zip(cache[i], (k, v), strict=True))
+        kept.append((k, v))
+        out = jax.nn.dot_product_attention(q, k, v, is_causal=not cache)
+        h = h + linear(out.reshape(x.shape), layer["o"])
+        x = rms_norm(h, layer["post_norm"])
+        h = h + linear(
+            jax.nn.silu(linear(x, layer["gate"])) * linear(x, layer["up"]), layer["down"]
+        )
+    return linear(rms_norm(h, parameters["norm"]), parameters["head"]), kept
+
+
+def by_token(model, tokens):
+    """Run `decoded` on one token after the other."""
+    logits, cache = [], []
+    for t in range(tokens.shape[1]):
+        out, cache = model(tokens[:, t : t + 1], cache)
+        logits.append(out)
+    return jnp.concatenate(logits, 1)
 
 
 def log_softmax(dtype):

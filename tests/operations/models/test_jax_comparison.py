@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from roundscope.jax import Side, capture, compare
+from roundscope.jax import Side, across, capture, compare
 from roundscope.operations.models.align import Incomparable
 from roundscope.operations.models.jax.recording import record, run_again
 from roundscope.operations.models.jax.written import read_steps
@@ -128,6 +128,27 @@ def test_a_jitted_run_has_one_operation_more_where_it_differs():
     assert abs(found.left) < 1e-12
     if (x != y).any():
         assert "whole_program" in made_here(found)
+
+
+@pytest.mark.thorough
+def test_what_xla_does_across_operations_is_behind_sums_of_the_residual():
+    """And is that norms read them before they are rounded, as a model without it shows."""
+    strict = {"xla_allow_excess_precision": False}
+    compiled = np.asarray(jax.jit(small.llama)(WEIGHTS, IDS))
+    by_hand = jax.jit(small.jitted_by_hand, compiler_options=strict)(WEIGHTS, IDS)
+    assert same(compiled, np.asarray(by_hand))
+    found = across(side())
+    assert list(found) == ["add"] and found["add"].share == pytest.approx(1)
+    assert across(side(compiler_options=strict)) == {}
+
+
+@pytest.mark.thorough
+def test_one_token_after_the_other():
+    ids = IDS[:, :6]
+    whole = Side(lambda weights, ids: small.decoded(weights, ids, [])[0], ids, WEIGHTS)
+    found = compare(whole, Side(small.decoded, ids, WEIGHTS, run=small.by_token))
+    assert len(found.rows) == 36 and abs(found.left) < 1e-12
+    assert made_here(found) <= {"attention", "linear"}
 
 
 def test_a_file_equals_its_run_and_gives_the_shares_of_the_runs(tmp_path):
