@@ -18,17 +18,19 @@ demo: $(VENV)/.installed
 	$(BIN)/roundscope trace --sample --layer layer4 --out demo
 
 # programs against each other, as users compile them; the rest in programs that are optimised less and compile in half the time
-BITS := tests/emu tests/test_golden.py tests/attention/engines/test_engines.py tests/experiments/train/test_layers_by_hand.py
+BITS := tests/emu tests/test_golden.py tests/attention/engines/test_engines.py
 PLAIN := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
 # jaxlib 0.12 does not know this one, and ends the process that names an unknown flag
 EMITTERS := --xla_cpu_use_fusion_emitters=false
 WORKERS ?= 2
 # bytecode is kept: workers and the commands that tests start would compile every module again
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS)
-# where the tests of a file share what took long to make
-BY_FILE := --dist loadfile
+export PYTHONDONTWRITEBYTECODE :=
+# worksteal: a worker has tests that stand together, so that those of a file share what took long to
+# make, and no worker is idle at the end
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-test: lint parts
+test: $(READY)  ## the checks of lint take one processor, and run beside the tests
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=none lint parts
 
 test-matrix:  ## the same tests on a newer Python, with the newest of everything that pip finds, without models
 	@$(PYTHON_NEWEST) -c '' 2> /dev/null || { echo "No Python runs as '$(PYTHON_NEWEST)': \
@@ -39,22 +41,22 @@ test-matrix:  ## the same tests on a newer Python, with the newest of everything
 parts: $(READY)
 	@$(BIN)/python --version
 	@$(BIN)/pip list --format=freeze | xargs
-	$(PYTEST) --dist worksteal -m 'not thorough' $(BITS)
-	XLA_FLAGS='$(PLAIN) $(EMITTERS)' $(PYTEST) $(BY_FILE) -m 'not thorough' tests $(addprefix --ignore=,$(BITS))
+	$(PYTEST) -m 'not thorough' $(BITS)
+	XLA_FLAGS='$(PLAIN) $(EMITTERS)' $(PYTEST) -m 'not thorough' tests $(addprefix --ignore=,$(BITS))
 
 SINCE ?= HEAD
 
 quick: $(READY)  ## the tests that import what has changed since the last commit, or since SINCE=main; a core set if nothing has
-	XLA_FLAGS='$(PLAIN) $(EMITTERS)' $(PYTEST) $(BY_FILE) -q -m 'not thorough' $$($(BIN)/python -m tests.checks.quick $(SINCE))
+	XLA_FLAGS='$(PLAIN) $(EMITTERS)' $(PYTEST) -q -m 'not thorough' $$($(BIN)/python -m tests.checks.quick $(SINCE))
 
 thorough: $(READY)  ## every test, the long ones too, all as users compile
-	$(PYTEST) $(BY_FILE)
+	$(PYTEST)
 
 CORE := emu events attention operations
 
 coverage: $(READY)  ## the share of lines and branches of emu and attention that their own tests run
 	$(BIN)/pip install -qq $(VERSIONS) pytest-cov
-	XLA_FLAGS='$(PLAIN) $(EMITTERS)' $(PYTEST) $(BY_FILE) -q -m 'not thorough' $(addprefix --cov=,$(CORE)) --cov-report=term:skip-covered $(addprefix tests/,$(CORE))
+	XLA_FLAGS='$(PLAIN) $(EMITTERS)' $(PYTEST) -q -m 'not thorough' $(addprefix --cov=,$(CORE)) --cov-report=term:skip-covered $(addprefix tests/,$(CORE))
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -171,7 +173,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV), with PyTorch and what else the tests need: some minutes"
-	$(BIN)/pip install -qq $(VERSIONS) --editable '.[$(EXTRAS)]'
+	$(BIN)/pip install -qq --no-compile $(VERSIONS) --editable '.[$(EXTRAS)]'
 	touch $@ $(VENV)/.installed
 
 clean:

@@ -9,6 +9,8 @@ import gc
 import os
 from importlib.util import find_spec
 
+import pytest
+
 os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"  # read by jax when it is first imported
 
 OF_LIBRARIES = {
@@ -33,6 +35,16 @@ def pytest_configure():
         raise AssertionError(f"roundscope {' '.join(words)}: an unexpected error") from error
 
     main.unexpected = failure
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Let the imports make what stays without a search for garbage in between."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish():

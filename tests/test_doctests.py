@@ -29,6 +29,8 @@ def sources(package: ModuleType) -> Iterator[tuple[str, Path]]:
 
 def texts(source: str) -> list[str]:
     """Return the strings of a source file that have examples: docstrings, those of data as well."""
+    if not prompts(source):  # to parse all of them takes seconds
+        return []
     strings = (n.value for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Constant))
     return [s for s in strings if isinstance(s, str) and prompts(s)]
 

@@ -8,6 +8,7 @@ of them as the mode's definition says; IEEE 754-2019, 4.3 defines the first five
 
 import math
 from fractions import Fraction
+from functools import cache
 
 from roundscope.emu.formats.format import Format
 from roundscope.emu.roundings.modes import NanPolicy, Overflow, Rounding, RoundingMode
@@ -15,10 +16,16 @@ from roundscope.emu.roundings.modes import NanPolicy, Overflow, Rounding, Roundi
 HALF = Fraction(1, 2)
 
 
+@cache
+def power(e: int) -> Fraction:
+    """Return 2^e; the same few exponents come again and again."""
+    return Fraction(2) ** e
+
+
 def exponent(x: Fraction) -> int:
     """Return the integer e with 2^e <= |x| < 2^(e + 1); x must not be zero."""
     e = abs(x.numerator).bit_length() - x.denominator.bit_length()
-    return e if abs(x) >= Fraction(2) ** e else e - 1
+    return e if abs(x) >= power(e) else e - 1
 
 
 def spacing(x: Fraction, format: Format) -> Fraction:
@@ -27,7 +34,7 @@ def spacing(x: Fraction, format: Format) -> Fraction:
     e is the exponent of x, or the format's smallest exponent emin where |x| is below 2^emin.
     """
     e = exponent(x) if x else format.emin
-    return Fraction(2) ** (max(e, format.emin) - format.precision + 1)
+    return power(max(e, format.emin) - format.precision + 1)
 
 
 def neighbours(x: float | Fraction, format: Format) -> tuple[Fraction, Fraction]:

@@ -2,6 +2,7 @@
 that the documentation claims.
 """
 
+import math
 import subprocess
 import sys
 from collections import Counter
@@ -10,12 +11,25 @@ from dataclasses import replace
 import pytest
 
 from roundscope.attention import Plan
+from roundscope.attention.engines.fused import from_scores
 from roundscope.attention.plans.twins import TWINS, always
 from tests.checks.kernel_outputs import FULL_ONLY, LEFT_OUT, STORED, STORED_OF
 from tests.checks.kernel_twins import shares, shares_of, stored, stored_call
 
 FORWARD_ONLY = ("sage-int8", "fa3-fp8", "fa3-fp8-descaled")
 CASES = [(twin.name, kernel) for twin in TWINS.values() for kernel in twin.outputs]
+
+
+IN_PROGRAMS = ("fa2", "cudnn", "fa3")  # twins of which CI compares the compiled programs as well
+
+
+@pytest.fixture(autouse=True)
+def without_programs():
+    """By loops, whose bits programs have (engines/test_programs.py): a program takes a second to
+    compile.
+    """
+    with from_scores(math.inf):
+        yield
 
 
 def is_long(kernel, family, causal):
@@ -40,12 +54,29 @@ def test_it_gives_the_bits_of_its_kernel(twin, kernel, family, causal):
     """A preset that carries a kernel's name and is not its arithmetic; a window, a softcap or sinks
     that are not the kernel's.
     """
-    found = shares(TWINS[twin], family, causal, stored(kernel), kernel)
+    assert_bits(TWINS[twin], kernel, family, causal)
+
+
+@pytest.mark.parametrize(
+    ("twin", "kernel"),
+    [
+        pytest.param(*case, marks=[] if case[0] in IN_PROGRAMS else [pytest.mark.thorough])
+        for case in CASES
+    ],
+)
+def test_programs_give_the_bits_of_its_kernel(twin, kernel):
+    """A program that is compiled for a call of this length, and is another arithmetic."""
+    with from_scores(0):
+        assert_bits(TWINS[twin], kernel, STORED_OF.get(kernel, STORED)[0], kernel not in FULL_ONLY)
+
+
+def assert_bits(twin, kernel, family, causal):
+    found = shares(twin, family, causal, stored(kernel), kernel)
     assert "out" in found
     has_no_gradients = f"{kernel}/{family}/{'causal' if causal else 'full'}/d" in LEFT_OUT
     assert set(found) >= {"dq", "dk", "dv"} or kernel in FORWARD_ONLY or has_no_gradients
     for part, share in found.items():
-        least = TWINS[twin].least
+        least = twin.least
         assert share >= least.get(f"{kernel}/{part}", least.get(part, 1.0)), part
 
 

@@ -91,9 +91,10 @@ def test_dot_and_sum_are_alike_on_both_and_match_matmul_when_exact() -> None:
             )
         )
         assert np.array_equal(emu.dot(a, b, accumulator, init), a @ b + init)
-        assert np.array_equal(
-            np.asarray(emu.dot(jnp.asarray(a), jnp.asarray(b), accumulator, init)), a @ b + init
-        )
+        if order in ("ascending", "exact", "aligned"):  # the others: test_accumulate.py
+            assert np.array_equal(
+                np.asarray(emu.dot(jnp.asarray(a), jnp.asarray(b), accumulator, init)), a @ b + init
+            )
     x = RNG.integers(-8, 9, (3, 4, 5)).astype(np.float32)
     for axis in (0, 1, 2, -1):
         assert np.array_equal(emu.sum(x, axis=axis), x.sum(axis))

@@ -2,6 +2,7 @@
 cases.
 """
 
+import itertools
 from dataclasses import replace
 
 import ml_dtypes
@@ -12,6 +13,7 @@ from roundscope.attention import DeltaFrom, Plan, Record, Site, Stabilizer, exam
 from roundscope.emu.roundings.modes import rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from tests.checks.engines import INPUTS, PRESETS, RESULTS, TILES, compared, differences, normal
+from tests.some import some
 
 LONG = ("exact", "fp32", "all:bf16", "all:e4m3fn")  # plans whose roundings the other plans have too
 # each preset once, in turn full and plain or causal and injected, on tiles that take turns; all of
@@ -261,8 +263,9 @@ def test_a_step_of_a_sum_rounds_once(engine):
     assert np.asarray(found.lse).flat[0] == 1 + 2.0**-23
 
 
-@pytest.mark.parametrize("block_k", [24, 32])
-@pytest.mark.parametrize("keys", [20, pytest.param(40, marks=pytest.mark.thorough), 72])
+@pytest.mark.parametrize(
+    ("keys", "block_k"), some(itertools.product((20, 40, 72), (24, 32)), every=5)
+)
 def test_smaller_tiles_in_the_backward_of_any_number_of_keys(keys, block_k):
     """Keys that fill no whole number of tiles of the forward, or of the backward; and tiles of the
     forward that are no whole number of those of the backward.

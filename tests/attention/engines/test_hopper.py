@@ -162,8 +162,8 @@ def test_they_can_be_left_out(on_hopper):
     ("plan", "features", "causal"),
     [
         ("fa2", 64, True),
-        ("fa2", 128, True),
-        ("fa2-bf16@hopper", 64, True),
+        pytest.param("fa2", 128, True, marks=pytest.mark.thorough),
+        pytest.param("fa2-bf16@hopper", 64, True, marks=pytest.mark.thorough),
         ("qiu-yao-compiled", 128, True),
         (COMPILED.at("LANES", "fp32"), 64, False),  # nothing reads which tile is the first
     ],

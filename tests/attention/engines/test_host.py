@@ -56,6 +56,7 @@ def arrays(dtype=jnp.float32):
     return [jnp.asarray(x, dtype) for x in (Q, K, V)]
 
 
+LONG = ("whole rows", "random", "injection")  # of test_engines.py too; a second or two to compile
 CASES = {
     "float32": {},
     "bfloat16": {"dtype": jnp.bfloat16},
@@ -69,7 +70,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(n, marks=[pytest.mark.thorough] if n in LONG else []) for n in CASES],
+)
 def test_the_bits_are_those_of_xla(case):
     """Results in other types, arguments in another order, streams of other heads."""
     options = dict(CASES[case])

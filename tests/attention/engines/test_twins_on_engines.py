@@ -90,7 +90,7 @@ def test_other_tiles_and_grouped_heads_are_equal(twin):
     [
         ("fa2", True),
         ("cudnn", False),
-        ("qiu-yao-compiled", False),
+        pytest.param("qiu-yao-compiled", False, marks=thorough),
         *(pytest.param(*x, marks=thorough) for x in FUSED_TOO),
     ],
 )

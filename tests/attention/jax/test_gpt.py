@@ -1,6 +1,6 @@
 """A GPT in plain JAX on chosen plans: trained, watched, captured and cured."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +13,13 @@ from roundscope.tools.tensors.layers import read_layers
 from tests.attention.jax import gpt
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, gpt.VOCABULARY, (2, 17)))
-PARAMS = gpt.init(jax.random.key(0))
+parameters = cache(lambda: gpt.init(jax.random.key(0)))
 BIASED = Plan.preset("fa2-bf16").changed("OD=e8m1:toward-zero")
 CURED = BIASED.changed("delta_from=CENTERED")
 
 
 def test_it_trains_on_a_plan_for_each_layer():
-    params, losses, attention = PARAMS, [], gpt.on_plans("fa2-bf16", "fp32")
+    params, losses, attention = parameters(), [], gpt.on_plans("fa2-bf16", "fp32")
     for _ in range(5):
         params, loss = gpt.step(params, TOKENS, attention)
         losses.append(float(loss))
@@ -31,7 +31,7 @@ def test_a_captured_call_has_the_bits_of_attend(tmp_path):
     plans, path = ("fa2-bf16", BIASED), tmp_path / "qkv.safetensors"
     attention = gpt.on_plans(*plans)
     with capture(path, batch=None) as calls:
-        gpt.step(PARAMS, TOKENS, attention)
+        gpt.step(parameters(), TOKENS, attention)
     for call, plan, layer in zip(calls, plans, read_layers(path), strict=True):
         q, k, v, do = (jnp.asarray(x) for x in (layer.q, layer.k, layer.v, layer.do))
         out, pull = jax.vjp(partial(attend, plan=plan, is_causal=True), q, k, v)
@@ -43,7 +43,7 @@ def test_a_captured_call_has_the_bits_of_attend(tmp_path):
 def drifts():
     """The share of the drift at the first step of one layer, by plan."""
     return {
-        name: watch(partial(gpt.loss, attention=gpt.on_plans(plan))).look(0, PARAMS, TOKENS)[
+        name: watch(partial(gpt.loss, attention=gpt.on_plans(plan))).look(0, parameters(), TOKENS)[
             "attention/drift"
         ]
         for name, plan in {"fp32": "fp32", "biased": BIASED, "cured": CURED}.items()

@@ -27,6 +27,7 @@ from tests.attention.torch.biased import (
     tokens,
     with_biased_kernel,
 )
+from tests.some import some
 
 
 def train(model, steps=3, *, watched=None, backward=torch.Tensor.backward, autocast=False):
@@ -233,8 +234,10 @@ CHECKPOINTS = {
 }
 
 
-@pytest.mark.parametrize("kind", CHECKPOINTS)
-@pytest.mark.parametrize("is_pair", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "is_pair"),
+    some((kind, bool(i % 2) is p) for i, kind in enumerate(CHECKPOINTS) for p in (True, False)),
+)
 def test_checkpointing(kind, is_pair):
     """The same numbers and bits, also with two layers in what is repeated."""
 

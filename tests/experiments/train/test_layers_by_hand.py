@@ -1,7 +1,7 @@
 """A model whose layers have plans of their own, against the same layers written out.
 
 The two are different programs, whose FP32 norms and products XLA compiles to the same last bits
-only as users compile them (`BITS` of the Makefile).
+only as users compile them (`make thorough`).
 """
 
 from functools import partial
@@ -9,6 +9,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from roundscope.attention import Plan, attend
 from roundscope.attention.plans.traced import head_plans
@@ -43,6 +44,7 @@ def by_hand(params, tokens, own, config):
     return linear.cross_entropy(logits, tokens[:, 1:])
 
 
+@pytest.mark.thorough  # CI asks in test_plans_of_layers where each layer's plan shows
 def test_two_layers_with_two_plans_are_two_calls_of_attend():
     """A layer that has its neighbour's plan, forward or backward, or a mixture of both."""
     own = Plan.preset("fp32"), Plan.preset("fa2-bf16")

@@ -46,6 +46,22 @@ def test_a_plan_holds_in_its_layer():
     assert same(x[0], y[0]) and not same(x[1], y[1])
 
 
+def test_a_plan_holds_in_the_backward_of_its_layer():
+    """Gradients of a layer under its neighbor's plan."""
+    params = step.arm(step.start(CONFIG, 1), 0).params
+    run = jax.jit(lambda own: jax.grad(model.loss)(params, tokens_of(0), own, CONFIG))
+    words = (MIXED, (*MIXED, "layer=0 -> DK_OUT=e4m3fn"), (*MIXED, "layer=1 -> DK_OUT=e4m3fn"))
+    base, first, last = (run(plans.by_layer(plans_of(CONFIG, w)))["layers"] for w in words)
+
+    def differ(one, two):
+        """The weights and layers whose gradients are not the same."""
+        return {(name, n) for name in one for n in (0, 1) if not same(one[name][n], two[name][n])}
+
+    before_k = {("norm1", 0), ("qkv", 0)}
+    assert differ(base, first) == before_k
+    assert differ(base, last) == {(name, 0) for name in base} | {("norm1", 1), ("qkv", 1)}
+
+
 @pytest.mark.thorough
 def test_random_bits_and_monitors_know_the_layer():
     """Layers that draw the same bits, or whose numbers are another layer's."""
