@@ -124,11 +124,11 @@ def pairs() -> list[Pair]:
 
 def of_jax(batch: int = 1, is_jitted: bool = False, **of: Any) -> JaxSide:
     """Return a run of the model of plain JAX functions; of: its changes, and fields of the side."""
-    names = ("logprobs", "compiler_options", "run")
+    names, count = ("logprobs", "compiler_options", "run"), of.pop("count", small.TOKENS)
     fields = {name: of.pop(name) for name in names if name in of}
     function = of.pop("function", None) or jax_small.changed(**of)
     weights = jax_small.parameters(ASKED.layers, ASKED.width)
-    ids = jax_small.tokens(batch, small.TOKENS)
+    ids = jax_small.tokens(batch, count)
     return JaxSide(jax.jit(function) if is_jitted else function, ids, weights, **fields)
 
 
@@ -174,8 +174,12 @@ def pairs_of_jax() -> list[Pair]:
         ),
         Pair(
             "prefill, token by token",
-            partial(of_jax, function=lambda weights, ids: jax_small.decoded(weights, ids, [])[0]),
-            partial(of_jax, function=jax_small.decoded, run=jax_small.by_token),
+            partial(
+                of_jax,
+                count=16,
+                function=lambda weights, ids: jax_small.decoded(weights, ids, [])[0],
+            ),
+            partial(of_jax, count=16, function=jax_small.decoded, run=jax_small.by_token),
             shaped,
             True,
         ),

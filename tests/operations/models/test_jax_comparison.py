@@ -247,6 +247,30 @@ def test_a_scan_over_layers_is_taken_apart():
     assert made == {"rms_norm stack.norm[0]", "rms_norm stack.norm[1]"}
 
 
+def loop(p, x):
+    return jax.lax.while_loop(lambda y: jnp.max(y) < 9, lambda y: y @ p["w"] + 1, x)
+
+
+def with_a_scalar(p, x):
+    return {"loss": jnp.sum(x), "logits": x @ p["w"]}
+
+
+def without_numbers(p, x):
+    return jnp.log(-jnp.abs(x)) @ p["w"]
+
+
+@pytest.mark.parametrize("function", [loop, with_a_scalar, without_numbers])
+def test_odd_functions_equal_themselves_and_their_files(function, tmp_path):
+    """A loop that is not taken apart, a result without axes, and results that are NaN."""
+    p = {"w": jnp.eye(4, dtype=small.BF16)}
+    x = {"x": jnp.ones((2, 4), small.BF16)}
+    path = tmp_path / "run.safetensors"
+    with capture(path, what="operations") as run:
+        run(function, p, x)
+    assert compare(path, (function, p, x)).equal
+    assert compare((function, p, x), (jax.jit(function), p, x)).equal
+
+
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
