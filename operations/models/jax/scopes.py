@@ -40,7 +40,7 @@ LAYERS = ("rms_norm", "layer_norm", "linear", "embedding", "rope", "attention")
 _MOVES = """reshape transpose broadcast_in_dim slice dynamic_slice dynamic_update_slice gather
     concatenate pad rev squeeze expand_dims select_n max min neg abs iota reduce_max reduce_min
     sort stop_gradient copy copy_p sign clamp split scatter real imag optimization_barrier
-    bitcast_convert_type top_k cummax cummin reduce_precision_none empty broadcast full stack
+    bitcast_convert_type top_k cummax cummin empty broadcast full stack
     unstack"""
 MOVES = frozenset(_MOVES.split())  # nothing is rounded
 NAMED = {"add": "add", "add_any": "add", "sub": "sub", "mul": "mul"}
