@@ -28,11 +28,15 @@ def late():
 
 
 def of_jax(function=jax_small.llama):
-    return function, jax_small.parameters(), jax_small.tokens(1, 8)
+    return function, jax_small.parameters(1), jax_small.tokens()
 
 
 def late_of_jax():
     return of_jax(jax_small.changed(norm=jax_small.late_rms_norm))
+
+
+def no_llama():
+    return torch.nn.Linear(4, 4), {"input": torch.ones(1, 4)}
 
 
 def nothing():
@@ -90,7 +94,7 @@ def test_runs_of_jax(capsys):
         code, out, _ = told(capsys, f"{HERE}:of_jax", f"{HERE}:late_of_jax", "--json")
         (group,) = json.loads(out)["groups"]
         assert (code, group["name"]) == (1, "rms_norm") and group["share"] == pytest.approx(1)
-        code, _, err = told(capsys, f"{HERE}:of_jax", f"{HERE}:plain")
+        code, _, err = told(capsys, f"{HERE}:of_jax", f"{HERE}:no_llama")
     assert code == 2 and "runs of two libraries, A JAX and B PyTorch: compare runs of one" in err
 
 
