@@ -6,7 +6,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from roundscope.attention.models.capture_file import file_given
 from roundscope.operations.models.jax.arrays import JaxArrays
@@ -86,7 +88,11 @@ def capture_operations(
 
 def revived(tape: Tape) -> Tape:
     """Return the tape of a file with arrays of JAX, whose operations run again where they can."""
-    return revive(tape, JaxArrays(), lambda x, dtype: jnp.asarray(x), _runner)
+    return revive(tape, JaxArrays(), _array, _runner)
+
+
+def _array(x: np.ndarray, dtype: str) -> Any:
+    return jax.random.wrap_key_data(jnp.asarray(x)) if dtype.startswith("key<") else jnp.asarray(x)
 
 
 def _runner(tape: Tape, entry: Entry) -> Runner | None:

@@ -51,8 +51,8 @@ class _Recorder:
 
     def add(self, name: str, array: Any) -> int:
         """Return the number of a new value."""
-        shape, dtype = tuple(jnp.shape(array)), str(jnp.result_type(array))
-        self.values.append(Value(name=name, dtype=dtype, shape=shape, array=array))
+        shape = JaxArrays().numpy(array).shape  # of a random key that of its numbers
+        self.values.append(Value(name=name, dtype=str(array.dtype), shape=shape, array=array))
         return len(self.values) - 1
 
     def run(self, program: Program, operations: Sequence[Operation], given: Sequence[int]) -> Any:

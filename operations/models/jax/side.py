@@ -79,6 +79,10 @@ def traced(side: Side, name: str) -> Traced:
     Raises:
         TypeError, ValueError: As `recording.recorded` has them.
     """
+    if not (isinstance(side.inputs, Mapping) or hasattr(side.inputs, "dtype")):
+        raise TypeError(
+            f"{name}: inputs {shown(side.inputs)}: must be an array or a dictionary of arguments"
+        )
     function, parameters = _function(side, name)
     tokens = _tokens(name, side.inputs)
     options = None if side.compiler_options is None else dict(side.compiler_options)
@@ -130,7 +134,8 @@ def _path(path: Sequence[Any]) -> str:
 def _function(side: Side, name: str) -> tuple[Callable[[Any, Any], Any], Any]:
     """Return a function of (parameters, inputs), and the parameters."""
     function, parameters = side.function, side.parameters
-    libraries = {".".join(c.__module__.split(".")[:2]) for c in type(function).__mro__}
+    modules = [x.__module__ for x in type(function).__mro__ if x.__name__ == "Module"]
+    libraries = {".".join(name.split(".")[:2]) for name in modules}
     if "flax.nnx" in libraries:
         from flax import nnx
 
