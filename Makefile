@@ -27,7 +27,8 @@ WORKERS ?= 2
 export PYTHONDONTWRITEBYTECODE :=
 # worksteal: a worker has tests that stand together, so that those of a file share what took long to
 # make, and no worker is idle at the end
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# a thread of OpenMP for each worker: PyTorch's threads wait for each other busily, in twice the time
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test: $(READY)  ## the checks of lint take one processor, and run beside the tests
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=none lint parts

@@ -419,8 +419,9 @@ def dot(
     if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[0]:
         raise ValueError(f"a, b: shapes {x.shape} and {y.shape}, must be (T, K) and (K, N)")
     if accumulator.alignment is not None:
-        _checked("a", x, accumulator.alignment.operand)
-        _checked("b", y, accumulator.alignment.operand)
+        first, second = accumulator.alignment.operands
+        _checked("a", x, first)
+        _checked("b", y, second)
     shape = (x.shape[0], y.shape[1])
     if init is not None and tuple(np.shape(init)) != shape:
         raise ValueError(f"init: shape {np.shape(init)}, must be {shape}")

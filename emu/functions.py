@@ -1,4 +1,4 @@
-"""exp, 2^x, log and tanh, each with one definition for every engine.
+"""exp, 2^x, log, tanh, cos and sin, each with one definition for every engine.
 
 All are evaluated in binary64 by one sequence of additions, guarded products and integer steps, so
 that every engine gets the same bits. The result then rounds once to the event's format. exp of a
@@ -29,6 +29,15 @@ ONE, INFINITY = 1 << 52, 0x7FF0_0000_0000_0000
 BOUNDARY = 1 << 28  # 24-bit numbers and their midpoints are multiples of it in binary64's bits
 EXP_TERMS = tuple(1.0 / math.factorial(n) for n in range(13, 1, -1))
 LOG_TERMS = tuple(2.0 / n for n in range(23, 2, -2))
+SIN_TERMS = tuple((-1.0) ** n / math.factorial(2 * n + 1) for n in range(9, 0, -1))
+COS_TERMS = tuple((-1.0) ** n / math.factorial(2 * n) for n in range(9, 1, -1))
+# pi / 2 in three parts, of which k times the first two is exact for |k| <= 2^20
+HALF_PI = (
+    float.fromhex("0x1.921fb544p+0"),
+    float.fromhex("0x1.0b4611a6p-34"),
+    float.fromhex("0x1.3198a2e037073p-69"),
+)
+LARGEST_ANGLE = 1.5e6
 SMALL_TANH, WHOLE_TANH = 0.3, 20.0  # a series is used below the first; tanh is 1 from the second on
 
 
@@ -182,3 +191,38 @@ def tanh64(ops: Ops, x: Any) -> Any:
     series = ops.multiply(size, ops.multiply(square, _horner(ops, square, TANH_TERMS)))
     y = xp.where(size < SMALL_TANH, size + series, (1.0 - e) / (1.0 + e))
     return xp.where(xp.isnan(x), x, xp.copysign(y, x))
+
+
+def cos64(ops: Ops, x: Any) -> Any:
+    """Return cos x of a float64 array, within 1 ulp; NaN for |x| above 1.5 million.
+
+    The method is x = k pi / 2 + r with r in two numbers, and a series of r.
+    """
+    return _turned(ops, x, 1)
+
+
+def sin64(ops: Ops, x: Any) -> Any:
+    """Return sin x of a float64 array, within 1 ulp; NaN for |x| above 1.5 million."""
+    return ops.xp.where(ops.xp.abs(x) < 2.0**-27, x, _turned(ops, x, 0))
+
+
+def _turned(ops: Ops, x: Any, quarters: int) -> Any:
+    """Return the sine of x + quarters pi / 2."""
+    xp, mul = ops.xp, ops.multiply
+    z = xp.where(xp.abs(x) <= LARGEST_ANGLE, x, 0.0)
+    k = xp.rint(mul(z, 2.0 / math.pi))
+    first, part = z - mul(k, HALF_PI[0]), mul(k, HALF_PI[1])  # both exact
+    high = first - part
+    back = first - high
+    low = ((first - (high + back)) + (back - part)) - mul(k, HALF_PI[2])
+    r = high + low
+    low = (high - r) + low
+    square = mul(r, r)
+    half = mul(0.5, square)
+    near = 1.0 - half
+    cosine = mul(mul(square, square), _horner(ops, square, COS_TERMS)) - mul(r, low)
+    cosine = near + (((1.0 - near) - half) + cosine)
+    sine = r + (mul(mul(r, square), _horner(ops, square, SIN_TERMS)) + mul(low, near))
+    turn = k.astype(np.int64) + quarters
+    y = xp.where(turn & 1 == 0, sine, cosine)
+    return xp.where(xp.abs(x) <= LARGEST_ANGLE, xp.where(turn & 2 == 0, y, -y), math.nan)

@@ -17,12 +17,13 @@ from roundscope.emu.blocks.by_reciprocal import (
     round_blocks_by_reciprocal,
 )
 from roundscope.emu.blocks.format import BlockFormat
+from roundscope.emu.blocks.layout import tensor_scale
 from roundscope.emu.formats.codes import decode, encode
 from roundscope.emu.formats.format import Format
 from roundscope.emu.formats.spacing import spacing
 from roundscope.emu.roundings.modes import BINARY64, Rounding, RoundingMode
 from roundscope.emu.roundings.random import event_bits
-from roundscope.emu.sums.accumulator import Accumulator, accumulate
+from roundscope.emu.sums.accumulator import Accumulator, accumulate, add_aligned
 from roundscope.events.injection import (
     AddUlps,
     Bias,
@@ -33,6 +34,7 @@ from roundscope.events.injection import (
     SetTo,
     Where,
 )
+from roundscope.events.operand import Operand, factors_of, operand_of
 from roundscope.events.place import Index, Place
 from roundscope.events.plan import BasePlan
 from roundscope.events.recorder import Recorder, Seen
@@ -100,6 +102,21 @@ class Events(Generic[P, T]):
         exact  the values that an Exact() injection replaces the result by, if not `value`
         kept   the values of entries where the event does not exist, if not `value`
         """
+        return self._event(site, value, exact, kept)[0]
+
+    def operand(self, site: SiteBase, value: Array) -> Operand:
+        """Return the result of an event as a matrix unit reads it: apart from its scales."""
+        after, unit = self._event(site, value)
+        block = self.plan.block(site)
+        if block is None or not block.tensor:
+            return Operand(after, unit)
+        scale = tensor_scale(self.ops, value, block)
+        return Operand(self.ops.divide(after, scale), self.ops.divide(unit, scale), scale)
+
+    def _event(
+        self, site: SiteBase, value: Array, exact: Array | None = None, kept: Array | None = None
+    ) -> tuple[Array, Array | None]:
+        """Return the event's result and, if it rounds in blocks, the scale of each entry."""
         r = self.plan[site]
         random = (
             self._random(site, r.seed, value.shape) if r.mode is RoundingMode.STOCHASTIC else None
@@ -119,7 +136,7 @@ class Events(Generic[P, T]):
             after = self.ops.xp.where(valid, after, as_it_was)
         if self.recorder is not None:
             self.recorder.keep(str(site), site, value, after, r.format, unit)
-        return after
+        return after, unit
 
     def _may_happen_everywhere(self, site: SiteBase, r: Rounding, kept: Array | None) -> bool:
         """Return whether the event may be applied to all entries, also those that do not exist.
@@ -157,8 +174,8 @@ class Events(Generic[P, T]):
     def sum(
         self,
         site: SiteBase,
-        a: Array,
-        b: Array,
+        a: Array | Operand,
+        b: Array | Operand,
         init: Array | None = None,
         event: SiteBase | None = None,
     ) -> tuple[Array, Array | None]:
@@ -167,12 +184,14 @@ class Events(Generic[P, T]):
         The second result is the same sum in binary64 if there is an Exact() injection at the event,
         else None. Both results are arguments of the event: `at(site, *at.sum(site, a, b))`.
 
-        a, b   (T, K) and (K, N)
+        a, b   (T, K) and (K, N); the scale of an `Operand` has no part in the sum
         init   (T, N), the numbers that the sum starts from; zeros if None
         event  the site that rounds the sum, if it is not `site`
         """
         xp = self.ops.xp
         acc = self.plan.accumulator(site)
+        left, right = operand_of(a), operand_of(b)
+        a, b = left.numbers, right.numbers
         start = xp.zeros((a.shape[0], b.shape[1])) if init is None else init
         if self.ops.own_sum is not None:
             return self.ops.own_sum(acc, a, b, start), self._exact_sum(event or site, a, b, start)
@@ -187,16 +206,27 @@ class Events(Generic[P, T]):
             if acc.step.mode is RoundingMode.STOCHASTIC
             else None
         )
-        total = accumulate(
-            self.ops,
-            acc,
-            a.T,
-            b,
-            start,
-            step,
-            steps,
-            ANY_PRODUCT if self.inject else self.plan.product_bits(site),
-        )
+        if acc.alignment is not None and (left.units is not None or right.units is not None):
+            first, second = acc.alignment.operands
+            total = add_aligned(
+                self.ops,
+                acc,
+                factors_of(self.ops, left.turned(self.ops), first.emin),
+                factors_of(self.ops, right, second.emin),
+                self.ops.hidden(start),
+                steps,
+            )
+        else:
+            total = accumulate(
+                self.ops,
+                acc,
+                a.T,
+                b,
+                start,
+                step,
+                steps,
+                ANY_PRODUCT if self.inject else self.plan.product_bits(site),
+            )
         if recorder is not None:
             for before, after in steps or ():
                 recorder.keep_steps(site, acc.order, before, after, acc.step.format)
@@ -212,7 +242,9 @@ class Events(Generic[P, T]):
             else self.ops.own_sum(_WHOLE, a, b, init)
         )
 
-    def product(self, site: SiteBase, a: Array, b: Array, init: Array | None = None) -> Array:
+    def product(
+        self, site: SiteBase, a: Array | Operand, b: Array | Operand, init: Array | None = None
+    ) -> Array:
         """Return init + a @ b, added by the site's accumulator and rounded by its event.
 
         Where the event does not exist, the result is `init`.

@@ -222,6 +222,10 @@ class BasePlan:
         """
         return all(a.order != "native" for a in self.accumulators)
 
+    def core_reads(self, product: Any, factor: Any) -> bool:
+        """Return whether the tensor core of a product may read a factor in blocks."""
+        return False
+
     @property
     def multiplies_by_reciprocal(self) -> bool:
         """Return True if elements of blocks are multiplied by 1 / scale, False if divided by it."""
@@ -470,11 +474,16 @@ def check_factors(plan: BasePlan) -> None:
                 f"accumulator of {site}: no matrix unit computes it; use a preset@architecture, or"
                 f" give it to {' '.join(plan.FACTORS)}"
             )
-        for factor in plan.factors(site):
-            if plan.block(factor) is not None or not kept.operand.holds(plan[factor].format):
+        for factor, operand in zip(plan.factors(site), kept.operands, strict=False):
+            fits = (
+                plan.core_reads(site, factor)
+                if plan.block(factor) is not None
+                else operand.holds(plan[factor].format)
+            )
+            if not fits:
                 raise ValueError(
-                    f"accumulator of {site}: a tensor core of {kept.operand.name} cannot read"
-                    f" {factor} in {plan.event(factor)}; round {factor} to {kept.operand.name}, or"
+                    f"accumulator of {site}: a tensor core of {kept.factors} cannot read"
+                    f" {factor} in {plan.event(factor)}; round {factor} to {operand.name}, or"
                     f" give {site} another accumulator"
                 )
 

@@ -4,12 +4,13 @@ rounding.
 
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.functions import exp64, log64, whole_exp
-from roundscope.emu.instructions.approximate import ex2, expf, lg2
+from roundscope.emu.instructions.approximate import ex2, expf, lg2, rsqrt
 from roundscope.emu.instructions.polynomials import LN_2, logf
 from roundscope.emu.instructions.sleef import sleef_expf
 from roundscope.emu.roundings.modes import BINARY32
@@ -79,6 +80,52 @@ def logarithm(at: Events[BasePlan, Rows], site: SiteBase, x: Array, kind: Logari
     if kind is Logarithm.CORRECT:
         return at(site, at.ops.call(log64, x))
     return at(site, at.ops.call(OF_BINARY32[f"log={kind}"], at.ops.round(x, BINARY32, None)))
+
+
+def exponentials(
+    at: Events[BasePlan, Rows], sites: Any, x: Array, kind: Exponential
+) -> tuple[Array, Array, Array, Array]:
+    """Return the maximum of each row of x (R, V), and the events D, EXP and S of these sites: the
+    distances from it, their exponentials and the sum of these.
+    """
+    xp = at.ops.xp
+    m = xp.max(x, axis=1)
+    d = at(sites.D, x - m[:, None])
+    e = exponential(at, sites.EXP, d, kind)
+    return m, d, e, at.product(sites.S, e, xp.ones((x.shape[1], 1)))[:, 0]
+
+
+class Root(StrEnum):
+    """How 1 / sqrt(x) is computed, for events of a root and of its reciprocal."""
+
+    DIVIDED = "divided"
+    """A root and a division, two events."""
+    CORRECT = "correct"
+    """One event, 1 / sqrt(x) rounded once."""
+    RSQRT = "rsqrt"
+    """The instruction rsqrt.approx.f32 of NVIDIA's GPUs, of x in binary32."""
+
+
+def reciprocal_root(
+    at: Events[BasePlan, Rows], root: SiteBase, site: SiteBase, x: Array, kind: Root
+) -> Array:
+    """Return 1 / sqrt(x), rounded by the event of a site, after that of its root if it has one."""
+    xp = at.ops.xp
+    if kind is Root.DIVIDED:
+        sd = at(root, xp.sqrt(x))
+        return at(site, at.ops.divide(xp.ones_like(sd), sd))
+    if kind is Root.RSQRT:
+        return at(site, at.ops.call(rsqrt, at.ops.round(x, BINARY32, None)))
+    return at(site, at.ops.divide(xp.ones_like(x), xp.sqrt(x)))
+
+
+def plus(at: Events[BasePlan, Rows], site: SiteBase, x: Array, y: Array) -> Array:
+    """Return x + y, rounded once by the event of a site: a multiply-add if x is a product that did
+    not round.
+    """
+    if at.plan[site].is_identity:
+        return at(site, x + y)
+    return at(site, at.ops.odd_sum(at.ops.hidden(x), y))
 
 
 def constant(plan: BasePlan, site: SiteBase, value: float) -> float:

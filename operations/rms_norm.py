@@ -13,15 +13,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from roundscope.emu.backends.ops import Array
-from roundscope.emu.instructions.approximate import rcp, rsqrt
+from roundscope.emu.instructions.approximate import rcp
 from roundscope.emu.roundings.modes import BF16, BINARY32, BINARY64
 from roundscope.emu.sums.accumulator import Accumulator, Order
+from roundscope.emu.sums.odd import sum_to_round
 from roundscope.events.choice import Moves, choice
 from roundscope.events.hook import Events
 from roundscope.events.place import Rows
 from roundscope.events.plan import BasePlan
 from roundscope.events.sites import Axes, SiteBase
-from roundscope.operations.functions import constant
+from roundscope.operations.functions import Root, constant, reciprocal_root
 from roundscope.operations.operation import Operation, Shape, Value, in_bf16, published
 
 
@@ -46,32 +47,39 @@ class Site(SiteBase):
     DOUT = "DOUT", "gradient of OUT", Axes.RF, "inputs", 15
     DSUM = "DSUM", "gradient of ADD as it is used elsewhere", Axes.RF, "inputs", 16
     DXW = "DXW", "DOUT as it is multiplied", Axes.RF, "backward", 17
-    DWR = "DWR", "DXW XC", Axes.RF, "backward", 18
-    DW = "DW", "sum_r DWR", Axes.F, "backward", 19
+    DWR = "DWR", "DXW XC, or DXW X (gradient=kernel)", Axes.RF, "backward", 18
+    DWN = "DWN", "DWR RS (gradient=kernel)", Axes.RF, "backward", 33
+    DW = "DW", "sum_r DWR, or DWN", Axes.F, "backward", 19
     DWO = "DWO", "DW as it is stored", Axes.F, "backward", 20
     DXC = "DXC", "DXW W1", Axes.RF, "backward", 21
     DR = "DR", "DXC X", Axes.RF, "backward", 22
-    DRS = "DRS", "sum_f DR", Axes.R, "backward", 23
+    DRN = "DRN", "DR RS (gradient=kernel)", Axes.RF, "backward", 34
+    DRS = "DRS", "sum_f DR, or DRN", Axes.R, "backward", 23
     RS2 = "RS2", "RS RS", Axes.R, "backward", 24
     RS3 = "RS3", "RS2 RS", Axes.R, "backward", 25
     DVE = "DVE", "-DRS / 2 RS3", Axes.R, "backward", 26
     DMS = "DMS", "DVE / F", Axes.R, "backward", 27
     DX1 = "DX1", "DXC RS", Axes.RF, "backward", 28
     DX2 = "DX2", "DMS 2 X", Axes.RF, "backward", 29
-    DX = "DX", "DX1 + DX2", Axes.RF, "backward", 30
+    FI = "FI", "1 / F (gradient=kernel)", Axes.R, "backward", 35
+    RF = "RF", "FI RS", Axes.R, "backward", 36
+    WF = "WF", "F W1", Axes.RF, "backward", 37
+    DWF = "DWF", "WF DXW", Axes.RF, "backward", 38
+    XR = "XR", "X RS", Axes.RF, "backward", 39
+    XD = "XD", "XR DRS", Axes.RF, "backward", 40
+    DD = "DD", "DWF - XD", Axes.RF, "backward", 41
+    DX = "DX", "DX1 + DX2, or DD RF (gradient=kernel)", Axes.RF, "backward", 30
     DXO = "DXO", "DX as it is stored", Axes.RF, "backward", 31
     DADD = "DADD", "DXO + DSUM", Axes.RF, "backward", 32
 
 
-class Root(StrEnum):
-    """How 1 / sqrt(VE) is computed."""
+class Gradient(StrEnum):
+    """How the gradient of x is computed."""
 
-    DIVIDED = "divided"
-    """A root and a division, two events."""
-    CORRECT = "correct"
-    """One event, 1 / sqrt(VE) rounded once."""
-    RSQRT = "rsqrt"
-    """The instruction rsqrt.approx.f32 of NVIDIA's GPUs, of VE in binary32."""
+    CHAIN = "chain"
+    """Step by step backward through the forward, as autograd does."""
+    KERNEL = "kernel"
+    """(F W DOUT - X RS sum(W DOUT X RS)) RS / F, as in PyTorch's fused kernel on a GPU."""
 
 
 class Mean(StrEnum):
@@ -119,6 +127,15 @@ class Plan(BasePlan):
         source="PyTorch's mean on a GPU, div.full in Triton",
         moves=Moves(forward=3),
     )
+    gradient: Gradient = choice(
+        Gradient.CHAIN,
+        number=63,
+        called="gradient",
+        doc="How the gradient of x is computed, one of `Gradient`: chain (default, backward"
+        " through the forward) or kernel (one formula).",
+        source="PyTorch on a GPU",
+        moves=Moves(backward=1),
+    )
 
 
 def forward(
@@ -141,13 +158,7 @@ def forward(
     sq = at(Site.SQ, mul(x, x))
     ss = at.product(Site.SS, sq, xp.ones((features, 1)))[:, 0]
     ve = _mean_and_eps(at, ss, features, constant(at.plan, Site.VE, settings["eps"]))
-    if at.plan.root is Root.DIVIDED:
-        sd = at(Site.SD, xp.sqrt(ve))
-        rs = at(Site.RS, at.ops.divide(xp.ones_like(sd), sd))
-    elif at.plan.root is Root.RSQRT:
-        rs = at(Site.RS, at.ops.call(rsqrt, at.ops.round(ve, BINARY32, None)))
-    else:
-        rs = at(Site.RS, at.ops.divide(xp.ones_like(ve), xp.sqrt(ve)))
+    rs = reciprocal_root(at, Site.SD, Site.RS, ve, at.plan.root)
     xn = at(Site.XN, mul(x, rs[:, None]))
     xc = at(Site.XC, xn)
     if weight is None:
@@ -159,13 +170,20 @@ def forward(
 
 def _mean_and_eps(at: Events[Plan, Rows], ss: Array, features: int, eps: float) -> Array:
     """Return the event VE of the sums of squares."""
-    full, ops = at.ops.xp.full_like(ss, features), at.ops
+    ms, ops = at(Site.MS, _mean(at, ss, features)), at.ops
+    if at.plan.mean is Mean.RCP:
+        return at(Site.VE, ops.odd_sum(ms, ops.xp.full_like(ms, eps)))
+    return at(Site.VE, ms + eps)
+
+
+def _mean(at: Events[Plan, Rows], total: Array, features: int) -> Array:
+    """Return the mean of features from their total, or its gradient, before its event."""
+    full, ops = at.ops.xp.full_like(total, features), at.ops
     if at.plan.mean is Mean.DIVIDED:
-        return at(Site.VE, at(Site.MS, ops.divide(ss, full)) + eps)
+        return ops.divide(total, full)
     if at.plan.mean is Mean.FACTOR:
-        return at(Site.VE, at(Site.MS, ops.multiply(ss, float(np.float32(1.0 / features)))) + eps)
-    ms = at(Site.MS, ops.multiply(ss, ops.call(rcp, full)))
-    return at(Site.VE, ops.odd_sum(ms, ops.xp.full_like(ms, eps)))
+        return ops.multiply(total, float(np.float32(1.0 / features)))
+    return ops.multiply(total, ops.call(rcp, full))
 
 
 def backward(
@@ -177,22 +195,48 @@ def backward(
     """Return the gradients of x, of the residual, which has the same, and of the weight."""
     (x, rs, xc, w1), (dout, dsum) = saved, gradients
     xp, mul, found = at.ops.xp, at.ops.multiply, {}
-    ones = xp.ones((x.shape[1], 1))
-    dxc = at(Site.DXW, at(Site.DOUT, dout))
+    is_kernel = at.plan.gradient is Gradient.KERNEL
+    dy = dxc = at(Site.DXW, at(Site.DOUT, dout))
     if w1 is not None:
-        dwr = at(Site.DWR, mul(dxc, xc))
+        dwr = at(Site.DWR, mul(dy, x if is_kernel else xc))
+        if is_kernel:
+            dwr = at(Site.DWN, mul(dwr, rs[:, None]))
         dw = at.product(Site.DW, at.ops.transposed(dwr), xp.ones((x.shape[0], 1)))
         found["weight"] = at(Site.DWO, dw[:, 0])
-        dxc = at(Site.DXC, mul(dxc, w1))
-    drs = at.product(Site.DRS, at(Site.DR, mul(dxc, x)), ones)[:, 0]
-    rs3 = at(Site.RS3, mul(at(Site.RS2, mul(rs, rs)), rs))
-    dve = at(Site.DVE, mul(-0.5 * drs, rs3))
-    dms = at(Site.DMS, at.ops.divide(dve, xp.full_like(dve, x.shape[1])))
-    dx1 = at(Site.DX1, mul(dxc, rs[:, None]))
-    dx = at(Site.DXO, at(Site.DX, dx1 + at(Site.DX2, mul(dms[:, None], 2.0 * x))))
+        dxc = at(Site.DXC, mul(dy, w1))
+    if is_kernel:
+        dx = _by_kernel(at, x, rs, xp.ones_like(x) if w1 is None else w1, dy, dxc)
+    else:
+        dx = _by_chain(at, x, rs, dxc)
+    dx = at(Site.DXO, dx)
     if dsum is not None:
         dx = at(Site.DADD, dx + at(Site.DSUM, dsum))
     return {**found, "x": dx, "residual": dx}
+
+
+def _by_chain(at: Events[Plan, Rows], x: Array, rs: Array, dxc: Array) -> Array:
+    """Return the event DX from the gradient of the normalized x."""
+    xp, mul = at.ops.xp, at.ops.multiply
+    drs = at.product(Site.DRS, at(Site.DR, mul(dxc, x)), xp.ones((x.shape[1], 1)))[:, 0]
+    rs3 = at(Site.RS3, mul(at(Site.RS2, mul(rs, rs)), rs))
+    dms = at(Site.DMS, _mean(at, at(Site.DVE, mul(-0.5 * drs, rs3)), x.shape[1]))
+    dx1 = at(Site.DX1, mul(dxc, rs[:, None]))
+    return at(Site.DX, dx1 + at(Site.DX2, mul(dms[:, None], 2.0 * x)))
+
+
+def _by_kernel(
+    at: Events[Plan, Rows], x: Array, rs: Array, w1: Array, dy: Array, dxc: Array
+) -> Array:
+    """Return the event DX from the gradient dy of the result, and its product dxc with w1."""
+    xp, mul, features = at.ops.xp, at.ops.multiply, x.shape[1]
+    drn = at(Site.DRN, mul(at(Site.DR, mul(dxc, x)), rs[:, None]))
+    drs = at.product(Site.DRS, drn, xp.ones((features, 1)))
+    fi = at(Site.FI, at.ops.divide(xp.ones_like(rs), xp.full_like(rs, features)))
+    rf = at(Site.RF, mul(fi, rs))
+    dwf = at(Site.DWF, mul(at(Site.WF, mul(w1, float(features))), dy))
+    xd = at(Site.XD, mul(at(Site.XR, mul(x, rs[:, None])), drs))
+    dd = at(Site.DD, sum_to_round(at.ops, at.plan[Site.DD].format.precision, dwf, -xd))
+    return at(Site.DX, mul(dd, rf[:, None]))
 
 
 IN_TYPE = (Site.X, Site.W, Site.RES, Site.ADD, Site.OUT, Site.DOUT, Site.DSUM)
@@ -237,6 +281,7 @@ def transformers_gemma() -> Plan:
 
 
 BLOCK = Accumulator(order=Order.BLOCK, chunk=32)  # of torch on a GPU, for 16 rows or more
+COLUMNS = Accumulator(order=Order.BLOCK, chunk=4)  # the same of 128 columns or more, up to 128 rows
 LIGER_WARPS = ((32, 32768), (16, 8192), (8, 2048))  # warps of a row, from so many numbers on
 
 
@@ -246,11 +291,16 @@ def torch_cuda() -> Plan:
     (aten/src/ATen/native/cuda/layer_norm_kernel.cu, vectorized_layer_norm_kernel; torch 2.11).
 
     Equal in every bit in BF16, FP16 and FP32, for 64 to 8192 features, which are a multiple of 4
-    (tests/operations/test_on_a_gpu.py). The gradients were not compared.
+    (tests/operations/test_on_a_gpu.py), and so are the gradients of 64 rows
+    (test_gradients_on_a_gpu.py; layer_norm_grad_input_kernel_vectorized and
+    GammaBetaBackwardCUDAKernelTemplate).
     """
-    plan = in_bf16(Plan, "torch-cuda", *IN_TYPE, *STORED).rounded({Site.SQ: BINARY64})
-    plan = plan.adding(Site.SS, Accumulator(order=Order.QUAD_WARPS, chunk=128))
-    return replace(plan, name="torch-cuda", root=Root.RSQRT)
+    fused = dict.fromkeys((Site.SQ, Site.DRN, Site.DWN, Site.DWF), BINARY64)
+    plan = in_bf16(Plan, "torch-cuda", *IN_TYPE, *STORED).rounded(fused)
+    for site in (Site.SS, Site.DRS):
+        plan = plan.adding(site, Accumulator(order=Order.QUAD_WARPS, chunk=128))
+    plan = plan.adding(Site.DW, Accumulator(order=Order.OCTETS, chunk=8))
+    return replace(plan, name="torch-cuda", root=Root.RSQRT, gradient=Gradient.KERNEL)
 
 
 def transformers_llama_cuda() -> Plan:
@@ -259,9 +309,11 @@ def transformers_llama_cuda() -> Plan:
     transformers 5; `Order.BLOCK` for fewer rows).
 
     Equal in every bit in BF16, FP16 and FP32, for 64 to 8192 features
-    (tests/operations/test_on_a_gpu.py). The gradients were not compared.
+    (tests/operations/test_on_a_gpu.py), and so are the gradients of 64 rows
+    (test_gradients_on_a_gpu.py); that of the weight is `DW.sum=block1` for 64 features.
     """
-    plan = transformers_llama().adding(Site.SS, BLOCK)
+    plan = transformers_llama().adding(Site.SS, BLOCK).adding(Site.DRS, BLOCK)
+    plan = plan.adding(Site.DW, COLUMNS)
     return replace(plan, name="transformers-llama-cuda", root=Root.RSQRT, mean=Mean.FACTOR)
 
 
@@ -270,9 +322,10 @@ def transformers_gemma_cuda() -> Plan:
     and the root of `transformers_llama_cuda`.
 
     Equal in every bit in BF16, FP16 and FP32, for 64 to 8192 features
-    (tests/operations/test_on_a_gpu.py). The gradients were not compared.
+    (tests/operations/test_on_a_gpu.py), and so are the gradients, as of `transformers_llama_cuda`.
     """
-    plan = transformers_gemma().adding(Site.SS, BLOCK)
+    plan = transformers_gemma().adding(Site.SS, BLOCK).adding(Site.DRS, BLOCK)
+    plan = plan.adding(Site.DW, COLUMNS)
     return replace(plan, name="transformers-gemma-cuda", root=Root.RSQRT, mean=Mean.FACTOR)
 
 

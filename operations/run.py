@@ -15,13 +15,13 @@ from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.errors import unknown
 from roundscope.emu.formats.format import Format
-from roundscope.emu.roundings.modes import BF16, BINARY32, rounding
+from roundscope.emu.roundings.modes import BF16, BINARY32, FP16, rounding
 from roundscope.emu.shown import shown
 from roundscope.emu.stats.summary import Stats
 from roundscope.events.hook import Events
 from roundscope.events.injection import InjectionBase
 from roundscope.events.place import Rows
-from roundscope.events.plan import BasePlan, half
+from roundscope.events.plan import BasePlan, check_factors, half
 from roundscope.events.recorder import RecordBase, Recorder, Seen, check_record
 from roundscope.operations.catalogue import OPERATIONS
 from roundscope.operations.operation import Operation, Shape, Value
@@ -92,6 +92,7 @@ def run(
     """
     own = operation_named(operation)
     chosen = plan_of(own, plan)
+    check_factors(chosen)
     told = settings_of(own, settings or {})
     arrays, lead = arrays_of(own, inputs)
     after: tuple[Any, ...] | None = None
@@ -239,6 +240,11 @@ def plan_of(operation: Operation, plan: BasePlan | str) -> Any:
         made = half(made)
     elif suffix:
         made = made.rounded({site: BINARY32 for site in made.SITES if made[site] == BF16})
+    for site in made.PRODUCTS if suffix else ():
+        own = made.accumulator(site)
+        if own.step == BF16:
+            step = FP16 if suffix == "fp16" else BINARY32
+            made = made.adding(site, replace(own, step=step))
     return replace(made, name=plan)
 
 

@@ -5,19 +5,20 @@ A part is one event, the additions inside one sum, or several of these that are 
 
 from collections.abc import Container
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from roundscope.attention.grammar.edits import apply
 from roundscope.attention.grammar.roundings import accumulator_words, place_words, spelled
-from roundscope.attention.plans.plan import Plan
-from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
 from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.roundings.modes import BINARY32, Rounding, RoundingMode
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.events.event import Event
+from roundscope.events.plan import BasePlan
 
+P = TypeVar("P", bound=BasePlan)
 DIRECTED = (RoundingMode.TOWARD_ZERO, RoundingMode.TOWARD_POSITIVE, RoundingMode.TOWARD_NEGATIVE)
-Place = tuple[Site, bool]  # a site, and whether the additions inside its sum are meant
+Place = tuple[Any, bool]  # a site, and whether the additions inside its sum are meant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +41,14 @@ class Part:
 INJECTED = Part(name="injected", places=(), how="-", formula="the errors given by inject")
 
 
-def event_part(plan: Plan, site: Site) -> Part:
+def event_part(plan: BasePlan, site: Any) -> Part:
     """Return the part of one event."""
     return Part(
         name=str(site), places=((site, False),), how=_rounding(plan, site), formula=site.formula
     )
 
 
-def _rounding(plan: Plan, site: Site) -> str:
+def _rounding(plan: BasePlan, site: Any) -> str:
     """Return how a site rounds, in few words: without an overflow that its format has anyway."""
     event = plan.event(site)
     if not isinstance(event, Rounding):
@@ -57,7 +58,7 @@ def _rounding(plan: Plan, site: Site) -> str:
     return str(event).removesuffix(":saturate") if is_usual else str(event)
 
 
-def sum_part(plan: Plan, site: Site) -> Part:
+def sum_part(plan: BasePlan, site: Any) -> Part:
     """Return the part of the additions inside one sum of products."""
     return Part(
         name=f"{site}.step",
@@ -78,7 +79,7 @@ def together(parts: list[Part], what: str) -> Part:
     )
 
 
-def rounding_parts(plan: Plan, inexact: Container[str], backward: bool) -> list[Part]:
+def rounding_parts(plan: BasePlan, inexact: Container[str], backward: bool) -> list[Part]:
     """Return a part for each event and each sum of a plan that rounds, in the algorithm's order.
 
     Args:
@@ -87,17 +88,17 @@ def rounding_parts(plan: Plan, inexact: Container[str], backward: bool) -> list[
         backward: Whether the call had a backward.
     """
     parts = []
-    for site in Site:
+    for site in plan.SITES:
         if site.stage == "backward" and not backward:
             continue
         if str(site) in inexact and not plan[site].is_identity:
             parts.append(event_part(plan, site))
-        if site in PRODUCTS and _rounds_inside(plan.accumulator(site)):
+        if site in plan.PRODUCTS and _rounds_inside(plan.accumulator(site)):
             parts.append(sum_part(plan, site))
     return parts
 
 
-def is_narrow(plan: Plan, part: Part) -> bool:
+def is_narrow(plan: BasePlan, part: Part) -> bool:
     """Return whether some of a part rounds to fewer bits than binary32 has."""
     return any(
         (plan.accumulator(site).step if step else plan[site]).format.precision
@@ -110,7 +111,7 @@ def _rounds_inside(accumulator: Accumulator) -> bool:
     return accumulator.order is Order.NATIVE or not accumulator.step.is_identity
 
 
-def on_tensor_core(plan: Plan, part: Part) -> bool:
+def on_tensor_core(plan: BasePlan, part: Part) -> bool:
     """Return whether a part has the additions of a tensor core, which reads narrow operands only.
 
     Such a sum cannot run where its operands are exact, so it has no error alone.
@@ -118,12 +119,12 @@ def on_tensor_core(plan: Plan, part: Part) -> bool:
     return any(step and plan.accumulator(site).alignment is not None for site, step in part.places)
 
 
-def alone(plan: Plan, part: Part) -> Plan:
+def alone(plan: P, part: Part) -> P:
     """Return the plan in which only a part rounds, and all else is in binary64."""
     return apply(plan, "only", place_words(part.places)) if part.places else exactly(plan)
 
 
-def without(plan: Plan, part: Part) -> Plan:
+def without(plan: P, part: Part) -> P:
     """Return the plan in which a part is in binary64.
 
     A tensor core that would read an operand in binary64 is replaced by ascending sums in binary32,
@@ -132,22 +133,22 @@ def without(plan: Plan, part: Part) -> Plan:
     if not part.places:
         return plan
     wide = {site for site, step in part.places if not step}
-    for site in PRODUCTS:
+    for site in plan.PRODUCTS:
         if plan.accumulator(site).alignment is not None and wide.intersection(plan.factors(site)):
             plan = plan.adding(site, Accumulator())
     return apply(plan, "but", place_words(part.places))
 
 
-def exactly(plan: Plan) -> Plan:
+def exactly(plan: P) -> P:
     """Return the plan with every event and every sum in binary64.
 
     What it computes otherwise, such as exp by an instruction of a GPU, stays.
     """
-    places = [(site, False) for site in Site] + [(site, True) for site in PRODUCTS]
+    places = [(site, False) for site in plan.SITES] + [(site, True) for site in plan.PRODUCTS]
     return apply(plan, "but", place_words(tuple(places)))
 
 
-def repair(plan: Plan, part: Part) -> list[str]:
+def repair(plan: BasePlan, part: Part) -> list[str]:
     """Return the changes that round an event of a part without a bias, to as many bits as before.
 
     A directed rounding becomes one to nearest, and a scale rule that clips the largest numbers of a
@@ -160,7 +161,7 @@ def repair(plan: Plan, part: Part) -> list[str]:
         if not step and (better := _unbiased(event)) != event:
             alike = [
                 x
-                for x in Site
+                for x in plan.SITES
                 if x is site or (isinstance(event, BlockFormat) and plan.event(x) == event)
             ]
             words += [f"{x}={spelled(better)}" for x in alike]
@@ -177,7 +178,7 @@ def _unbiased(event: Event) -> Event:
     return replace(event, element=element, rule=rule)
 
 
-def promotion(plan: Plan, part: Part) -> list[str]:
+def promotion(plan: BasePlan, part: Part) -> list[str]:
     """Return the changes, in the words of docs/reference/grammar.md, that put a part in binary32.
 
     With an operand of a tensor core, its product becomes an ascending sum in binary32. Events that
@@ -185,10 +186,10 @@ def promotion(plan: Plan, part: Part) -> list[str]:
     """
     wide = {site for site, step in part.places if not step}
     to = "fp32" if is_narrow(plan, part) else "fp64"
-    words = [f"{site}={to}" for site in Site if site in wide]
+    words = [f"{site}={to}" for site in plan.SITES if site in wide]
     words += [
         f"{site}.sum=ascending"
-        for site in PRODUCTS
+        for site in plan.PRODUCTS
         if plan.accumulator(site).alignment is not None and wide.intersection(plan.factors(site))
     ]
     steps = [site for site, step in part.places if step]

@@ -6,8 +6,8 @@ blocks FORMAT[:RULE][:MODE], such as mxfp8_e4m3:rceil or int8[128x64]:ties-to-aw
 An accumulator is one of ascending, pairwise, halves, chunkedN, stridedN, octetsN, octet-pairsN,
 warpsN, quad-warpsN, octet-warpsN, quad-stridesN, octet-stridesN, blockN, cascadeN, levels and
 exact, followed by :FORMAT[:MODE], the rounding of its steps, which is fp32 by default. It can also
-be native, or a tensor core, ARCHITECTURE[-N]:TYPE[:FORMAT], such as hopper:bf16. With -N, the
-tensor core takes N products at a time.
+be native, or a tensor core, ARCHITECTURE[-N]:TYPE[:FORMAT], such as hopper:bf16, or with factors of
+two types hopper:e4m3fn*e5m2. With -N, the tensor core takes N products at a time.
 """
 
 import re
@@ -156,9 +156,12 @@ def accumulator_words(accumulator: Accumulator) -> str:
     if accumulator.alignment is None:
         has_step = order is not Order.NATIVE and step != BINARY32
         return f"{order}{chunk if order.has_chunk else ''}{f':{step}' if has_step else ''}"
-    operand = accumulator.alignment.operand.name
+    operand = accumulator.alignment.factors
     known = [
-        (a, f) for a, c in ARCHITECTURES.items() if operand in c.operands for f in ("", ":fp16")
+        (a, f)
+        for a, c in ARCHITECTURES.items()
+        if set(operand.split("*")) <= {*c.operands}
+        for f in ("", ":fp16")
     ]
     cores = (f"{arch}{shorter}:{operand}{f}" for shorter in ("", f"-{chunk}") for arch, f in known)
     return next((text for text in cores if _is(text, accumulator)), str(accumulator))

@@ -158,10 +158,9 @@ def _at_once(
     ops: Ops, acc: Accumulator, left: _Operand, right: _Operand, init: Array, steps: Steps | None
 ) -> Array:
     if acc.alignment is not None:
-        emin = acc.alignment.operand.emin
         a, b = (
-            (x.numbers, binade(ops, x.numbers, emin) if x.binades is None else x.binades)
-            for x in (left, right)
+            (x.numbers, binade(ops, x.numbers, f.emin) if x.binades is None else x.binades)
+            for x, f in zip((left, right), acc.alignment.operands, strict=True)
         )
         return add_aligned(ops, acc, a, b, init, steps)
     step = stochastic_step(ops, acc.step, init.shape)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.numbers import check_whole
+from roundscope.emu.roundings.modes import BINARY32, rounding
 from roundscope.emu.shown import shown
 
 Array = Any
@@ -166,3 +167,30 @@ def _fitted(f: BlockFormat, shape: tuple[int, ...], axis: int) -> BlockFormat:
     This leaves out padding beyond the matrix, whose zeros have no effect on the scale.
     """
     return replace(f, size=min(f.size, shape[axis]), rows=min(f.rows, shape[1 - axis]))
+
+
+def tensor_scale(ops: Any, x: Array, f: BlockFormat) -> Array:
+    """Return the scale of a whole matrix of binary32 numbers, (1, 1), that `round_blocks` uses.
+
+    It is 1 where the format has none.
+
+    Args:
+        ops: The array library.
+        x: The matrix.
+        f: The block format.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope import emu
+        >>> from roundscope.emu.backends.numba.ops import numpy_ops
+        >>> tensor_scale(numpy_ops(), np.full((2, 16), 5376.0), emu.block_format("nvfp4")).item()
+        2.0
+    """
+    xp, one = ops.xp, ops.xp.ones((1, 1))
+    if not f.tensor:
+        return one
+    top = xp.max(xp.where(xp.isfinite(x), xp.abs(x), 0.0)).reshape(1, 1)
+    largest = f.scale.max_finite * f.element.format.max_finite
+    quotient = ops.divide(top, xp.full((1, 1), largest))
+    scale = ops.round(quotient, rounding(BINARY32, overflow="saturate"), None)
+    return xp.where(top == 0.0, 1.0, xp.maximum(scale, 2.0**-149))

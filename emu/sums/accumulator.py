@@ -233,8 +233,9 @@ class Accumulator:
             arch: volta, turing, ampere, ada, hopper or blackwell.
             operand: the format of both factors, which must hold their numbers. It is fp16, bf16,
                 tf32, e4m3fn or e5m2, and on Blackwell also e3m2fn, e2m3fn or e2m1fn; older
-                architectures have fewer. On Blackwell FP8 and FP6 factors may also be in blocks of
-                32 with E8M0 scales (`to_blocks`).
+                architectures have fewer. Factors of two formats of 8 bits are "e4m3fn*e5m2". On
+                Blackwell FP8 and FP6 factors may also be in blocks of 32 with E8M0 scales
+                (`to_blocks`).
             sum_format: the format of the sum: "fp32", or "fp16" for fp16 and FP8 factors.
 
         Returns:
@@ -259,7 +260,7 @@ class Accumulator:
         if self.alignment is not None:
             kept = self.alignment
             return (
-                f"aligned[{self.chunk} {kept.operand.name}] to {kept.bits} bits (0: 2^{kept.zero}),"
+                f"aligned[{self.chunk} {kept.factors}] to {kept.bits} bits (0: 2^{kept.zero}),"
                 f" {self.step}"
             )
         chunk = f"[{self.chunk}]" if self.order.has_chunk else ""
@@ -319,10 +320,10 @@ def accumulate(
     if acc.order is Order.ASCENDING and step is None and steps is None:
         return ops.ascending(a, b, init, acc.step, product_bits)
     if acc.alignment is not None:
-        emin = acc.alignment.operand.emin
-        return add_aligned(
-            ops, acc, (a, binade(ops, a, emin)), (b, binade(ops, b, emin)), init, steps
+        first, second = (
+            (x, binade(ops, x, f.emin)) for x, f in zip((a, b), acc.alignment.operands, strict=True)
         )
+        return add_aligned(ops, acc, first, second, init, steps)
     at_once = step is None
     step = step or _plain(ops, acc.step)
     step = step if steps is None else _Keeping(step, steps)

@@ -32,13 +32,39 @@ class Alignment:
     Attributes:
         bits: the number of fractional bits that are kept, F in `emu.sums.aligned`.
         zero: the exponent that a term of 0 has.
-        operand: the format of both factors. Its subnormal numbers have its smallest normal
-            exponent.
+        operand: the format of both factors, or of the first. Its subnormal numbers have its
+            smallest normal exponent.
     """
 
     bits: int
     zero: int
     operand: Format
+
+    @property
+    def operands(self) -> tuple[Format, Format]:
+        """The formats of both factors."""
+        return self.operand, self.operand
+
+    @property
+    def factors(self) -> str:
+        """The formats of the factors in words: e4m3fn, or e4m3fn*e5m2."""
+        return "*".join(dict.fromkeys(f.name for f in self.operands))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedAlignment(Alignment):
+    """An `Alignment` of factors of two formats, such as E4M3 and E5M2.
+
+    Attributes:
+        second: the format of the second factor.
+    """
+
+    second: Format
+
+    @property
+    def operands(self) -> tuple[Format, Format]:
+        """The formats of both factors."""
+        return self.operand, self.second
 
 
 Factors = tuple[Array, Array]  # numbers (K, lines), and the binade 2^e of each, which is 0 for 0

@@ -20,7 +20,7 @@ from roundscope.emu.formats.format import format_named
 from roundscope.emu.numbers import check_text
 from roundscope.emu.roundings.modes import FP16, Rounding, rounding
 from roundscope.emu.shown import shown
-from roundscope.emu.sums.aligned import Alignment
+from roundscope.emu.sums.aligned import Alignment, MixedAlignment
 
 BITS = {
     "fp16": 16,
@@ -72,9 +72,15 @@ def core_of(arch: str, operand: str, sum_format: str) -> tuple[int, Alignment, R
     check_text("operand", operand, "bf16")
     check_text("sum_format", sum_format, "fp32")
     core, sums = architecture(arch), ("fp32",) if operand in ("bf16", "tf32") else ("fp32", "fp16")
-    if operand not in core.operands:
+    both, mixed = operand, operand.split("*")
+    operand = mixed[0]
+    if not 1 <= len(mixed) <= 2 or not all(x in core.operands for x in mixed):
         raise ValueError(
-            f"operand={shown(operand)}: the tensor core of {arch} takes {' '.join(core.operands)}"
+            f"operand={shown(both)}: the tensor core of {arch} takes {' '.join(core.operands)}"
+        )
+    if len(mixed) == 2 and (mixed[0] == mixed[1] or any(BITS[x] != 8 for x in mixed)):
+        raise ValueError(
+            f"operand={shown(both)}: two formats are two of 8 bits, such as e4m3fn*e5m2"
         )
     if sum_format not in sums:
         raise ValueError(
@@ -85,4 +91,7 @@ def core_of(arch: str, operand: str, sum_format: str) -> tuple[int, Alignment, R
     step = FP16 if in_fp16 else rounding("e8m13" if bits == 13 else "fp32", "toward-zero")
     zero = core.zero_fp16 if in_fp16 else core.zero
     alignment = Alignment(bits=bits, zero=zero, operand=format_named(operand))
+    if len(mixed) == 2:
+        first, second = map(format_named, mixed)
+        alignment = MixedAlignment(bits=bits, zero=zero, operand=first, second=second)
     return core.chunk * 8 // BITS[operand], alignment, step

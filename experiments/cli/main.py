@@ -260,6 +260,7 @@ for _name, _function, _class in (  # in the order of the help
     ("diagnose", diagnose, Command),
     ("identify", tools.identify, Command),
     ("compare", tools.compare, Command),
+    ("budget", tools.budget, Command),
     ("check", tools.check, Command),
     ("sweep", tools.sweep, Command),
     ("reproduce", reproduce, Command),

@@ -1,6 +1,6 @@
 """`revive`: the operations of a file run again, each if it gives every bit that the file has."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ def revive(
     tape: Tape,
     arrays: Arrays,
     array_of: Callable[[Any, str], Any],
-    runner_of: Callable[[Tape, Entry], Runner | None],
+    runners_of: Callable[[Tape, Entry], Iterable[Runner]],
 ) -> Tape:
     """Return the tape of a file, whose operations run again where they can.
 
@@ -24,7 +24,7 @@ def revive(
         tape: It, with arrays of NumPy.
         arrays: What a replay does with the arrays of the library.
         array_of: Returns an array of the library from one of NumPy and the name of its type.
-        runner_of: Returns what runs an entry, None where it is not known.
+        runners_of: Returns what may run an entry; the first that gives its bits does.
     """
     values = [
         value if value.array is None else replace(value, array=array_of(value.array, value.dtype))
@@ -33,21 +33,20 @@ def revive(
     found = replace(tape, values=values, arrays=arrays)
     runners: dict[int, Runner] = {}
     for entry in found.entries:
-        runner = runner_of(found, entry)
-        if runner is None:
-            continue
-        again = run_entry(found, entry, runner)
-        kept = [values[v].array for v in entry.outputs]
-        if again is None or len(again) != len(kept):
-            continue
-        is_same = True
-        for v, old, new in zip(entry.outputs, kept, again, strict=True):
-            if old is None:
-                values[v] = replace(values[v], array=new)
-            elif not same(arrays.numpy(old), arrays.numpy(new)):
-                is_same = False
-        if is_same:
-            runners[entry.number] = runner
+        for runner in runners_of(found, entry):
+            again = run_entry(found, entry, runner)
+            kept = [values[v].array for v in entry.outputs]
+            if again is None or len(again) != len(kept):
+                continue
+            for v, old, new in zip(entry.outputs, kept, again, strict=True):
+                if old is None:
+                    values[v] = replace(values[v], array=new)
+            if all(
+                old is None or same(arrays.numpy(old), arrays.numpy(new))
+                for old, new in zip(kept, again, strict=True)
+            ):
+                runners[entry.number] = runner
+                break
     return replace(found, runners=runners)
 
 

@@ -108,7 +108,7 @@ class Arrays(Protocol):
 
 
 PARAMETER, INPUT = "parameter ", "input "  # begin the names of values
-Runner = Callable[[Sequence[Any], Mapping[str, Any]], list[Any]]
+Runner = Callable[..., list[Any]]  # of (args, kwargs); of a live model also of grad=True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +128,7 @@ class Tape:
             outputs.
         arrays: What is done with the arrays.
         row: Which entry of a larger batch is compared.
+        loss: The value of the loss; None if the run has none.
     """
 
     entries: Sequence[Entry]
@@ -140,6 +141,7 @@ class Tape:
     runners: Mapping[int, Runner] = field(default_factory=dict)
     arrays: Arrays
     row: int = 0
+    loss: int | None = None
 
     @cached_property
     def made_by(self) -> dict[int, int]:

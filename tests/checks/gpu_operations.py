@@ -13,6 +13,7 @@ case that cannot run is recorded with its traceback.
 """
 
 import gc
+import hashlib
 import importlib.util
 import json
 import os
@@ -624,8 +625,7 @@ def triton_functions(count: int) -> None:
 
 
 def gated() -> None:
-    """Gated activations, rotary embeddings and steps of AdamW."""
-    import torch
+    """Gated activations and rotary embeddings."""
     from torch.nn import functional as F
 
     for kind in ("bf16", "fp16", "fp32"):
@@ -644,24 +644,6 @@ def gated() -> None:
     for theta in (10_000.0, 500_000.0):
         for kind in ("bf16", "fp32"):
             _rotated(theta, kind)
-    for kind in ("bf16", "fp32"):
-        for name in ("fused", "foreach", "plain"):
-            with case(f"adamw/{name}/{kind}", lr=1e-3, betas=(0.9, 0.95), eps=1e-8, decay=0.1,
-                      steps=(1, 2, 5)) as given:  # fmt: skip
-                p = given.normal("parameter", 44, (4099,), kind)
-                more = {"fused": {"fused": True}, "foreach": {"foreach": True}}.get(name, {})
-                if name == "plain":
-                    more = {"foreach": False, "fused": False}
-                own = torch.optim.AdamW([p.requires_grad_()], lr=1e-3, betas=(0.9, 0.95),
-                                        weight_decay=0.1, **more)  # fmt: skip
-                for step in range(1, 6):
-                    p.grad = given.normal(f"gradient{step}", 44 + step, (4099,), kind, 0.01)
-                    own.step()
-                    if step in (1, 2, 5):
-                        state = own.state[p]
-                        given.keep(**{f"parameter{step}": p, f"first{step}": state["exp_avg"],
-                                      f"second{step}": state["exp_avg_sq"]})  # fmt: skip
-                given.kernels(own.step)
 
 
 def _rotated(theta: float, kind: str) -> None:
@@ -694,6 +676,88 @@ def _rotated(theta: float, kind: str) -> None:
 
                 found = LigerRopeFunction.apply(q.clone(), k.clone(), cos, sin)
                 given.keep(liger_q=found[0], liger_k=found[1])
+
+
+def adamw() -> None:
+    """Steps of AdamW."""
+    import torch
+
+    for kind in ("bf16", "fp16", "fp32"):
+        for name in ("fused", "foreach", "plain"):
+            for settings in ("", "/slow"):
+                told = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+                if settings:
+                    told = {"lr": 3e-4, "betas": (0.8, 0.999), "eps": 1e-6, "weight_decay": 0.0}
+                with case(
+                    f"adamw/{name}/{kind}{settings}", settings=told, steps=(1, 2, 5)
+                ) as given:
+                    p = given.normal("parameter", 44, (4099,), kind)
+                    how = {"fused": name == "fused", "foreach": name == "foreach"}
+                    own = torch.optim.AdamW([p.requires_grad_()], **told, **how)
+                    for step in range(1, 6):
+                        p.grad = given.normal(f"gradient{step}", 44 + step, (4099,), kind, 0.01)
+                        own.step()
+                        if step in (1, 2, 5):
+                            state = own.state[p]
+                            given.keep(**{f"parameter{step}": p, f"first{step}": state["exp_avg"],
+                                          f"second{step}": state["exp_avg_sq"]})  # fmt: skip
+                    given.kernels(own.step)
+
+
+def embedding() -> None:
+    """Gradients of an embedding, whose tokens repeat."""
+    import torch
+    from torch.nn import functional as F
+
+    for kind in ("bf16", "fp16", "fp32"):
+        for rows, table in ((64, 16), (1000, 16), (1000, 300), (4096, 16), (4096, 300)):
+            with case(f"embedding/torch/{kind}/{rows}/{table}") as given:
+                w = given.normal("weight", 71, (table, 64), kind)
+                tokens = given.whole("tokens", 72, (rows,), table)
+                g = given.normal("gradient", 73, (rows, 64), kind)
+                f = partial(_applied_to, F.embedding, tokens)
+                _, dw = gradients(f, (w,), g)
+                given.keep(dw=dw)
+                given.kernels(partial(gradients, f, (w,), g))
+    del torch
+
+
+def _applied_to(function: Any, first: Any, second: Any) -> Any:
+    return function(first, second)
+
+
+def many_rows() -> None:
+    """The mean of a loss over many rows, and what many rows add to gradients."""
+    import torch
+    from torch.nn import functional as F
+
+    for rows in (50, 999, 5000):
+        for kind in ("bf16", "fp16", "fp32"):
+            for reduction in ("mean", "sum"):
+                name = f"cross_entropy/torch/{kind}/64/{reduction}/{rows}"
+                with case(name, kept=KEPT) as given:
+                    x = given.normal("x", 21, (rows, 64), kind, 3.0).requires_grad_()
+                    target = given.whole("target", 23, (rows,), 64)
+                    loss = F.cross_entropy(x, target, reduction=reduction)
+                    given.keep(loss=loss, dx=torch.autograd.grad(loss, x)[0][:KEPT])
+                    given.kernels(partial(F.cross_entropy, x, target, reduction=reduction))
+    for m, k, n in (*SHAPES[:2], *SHAPES[5:9], (2048, 512, 256), (4096, 256, 128)):
+        for kind in ("bf16", "fp16"):
+            with case(f"linear_gradients/torch/{kind}/{m}x{k}x{n}", corner=CORNER) as given:
+                x = given.normal("x", 11, (m, k), kind)
+                w = given.normal("weight", 12, (n, k), kind, k**-0.5)
+                g = given.normal("gradient", 14, (m, n), kind)
+                _, dx, dw = gradients(F.linear, (x, w), g)
+                given.keep(dx=corner(dx), dw=dw[: CORNER[0], : CORNER[1]])
+                given.note["forward"] = kernels(partial(F.linear, x, w))
+                given.kernels(partial(gradients, F.linear, (x, w), g))
+    for kind in ("bf16", "fp32"):
+        for width in (64, 200, 2048):
+            for rows in (16, 64, 200, 1024):
+                with case(f"sum-of-rows/torch/{kind}/{width}/{rows}") as given:
+                    x = given.normal("x", 3, (rows, width), kind)
+                    given.keep(sum=x.sum(0))
+                    given.kernels(partial(torch.sum, x, 0))
 
 
 def compiled() -> None:
@@ -963,14 +1027,117 @@ def model() -> None:
     record("binary64-but-norms", whole_prompt)
 
 
+LIBDEVICE = """
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+@triton.jit
+def functions(x, out, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < count
+    v = tl.load(x + at, mask=mask, other=1.0)
+    tl.store(out + 0 * count + at, libdevice.erf(v), mask=mask)
+    tl.store(out + 1 * count + at, libdevice.normcdf(v), mask=mask)
+    tl.store(out + 2 * count + at, libdevice.erfc(v), mask=mask)
+"""
+
+
+def layer_norm_shapes() -> None:
+    """LayerNorm of torch for other widths and numbers of rows, with and without parameters."""
+    import torch
+
+    shapes = ((64, 100), (64, 768), (64, 1001), (2, 4096), (16, 768), (300, 768), (2048, 128))
+    for kind in ("bf16", "fp16", "fp32"):
+        for rows, width in shapes:
+            with case(f"layer_norm/torch/{kind}/{width}x{rows}", eps=1e-5, kept=KEPT) as given:
+                x = given.normal("x", 1, (rows, width), kind, 1.5, 0.3)
+                w = given.normal("weight", 2, (width,), kind, 0.2, 1.0)
+                b = given.normal("bias", 4, (width,), kind, 0.2)
+                g = given.normal("gradient", 3, (rows, width), kind)
+                out, mean, rstd = torch.native_layer_norm(x, (width,), w, b, 1e-5)
+                back = partial(torch.ops.aten.native_layer_norm_backward,
+                               g, x, [width], mean, rstd, w, b, [True] * 3)  # fmt: skip
+                dx, dw, db = back()
+                given.keep(out=out[:KEPT], dx=dx[:KEPT], dw=dw, db=db, mean=mean, rstd=rstd)
+                given.kernels(back)
+        with case(f"layer_norm/torch-plain/{kind}/768x64", eps=1e-5, kept=KEPT) as given:
+            x = given.normal("x", 1, (64, 768), kind, 1.5, 0.3)
+            g = given.normal("gradient", 3, (64, 768), kind)
+            out, dx = gradients(partial(_plain_layer_norm, 768), (x,), g)
+            given.keep(out=out[:KEPT], dx=dx[:KEPT])
+
+
+def _plain_layer_norm(width: int, x: Any) -> Any:
+    from torch.nn import functional as F
+
+    return F.layer_norm(x, (width,))
+
+
+def softmax_shapes() -> None:
+    """Softmax of torch for widths on both sides of 1024."""
+    from torch.nn import functional as F
+
+    for kind in ("bf16", "fp16", "fp32"):
+        for width in (64, 100, 768, 1024, 1025, 4096):
+            with case(f"softmax/torch/{kind}/{width}", kept=KEPT) as given:
+                x = given.normal("x", 21, (16, width), kind, 3.0)
+                g = given.normal("gradient", 22, (16, width), kind)
+                out, dx = gradients(lambda x: F.softmax(x, -1), (x,), g)
+                given.keep(out=out[:KEPT], dx=dx[:KEPT])
+                given.kernels(partial(gradients, lambda x: F.softmax(x, -1), (x,), g))
+
+
+def gelus() -> None:
+    """gelu with gradients that are no ones, and the functions of which it is made."""
+    import torch
+    from torch.nn import functional as F
+
+    for name, f in {"gelu": F.gelu, "gelu-tanh": partial(F.gelu, approximate="tanh")}.items():
+        for kind in ("bf16", "fp16", "fp32"):
+            with case(f"{name}/torch-random/{kind}") as given:
+                x = (
+                    given.normal("x", 37, (32, 1024), kind, 2.0)
+                    if kind == "fp32"
+                    else given.every("x", kind)
+                )
+                g = given.normal("gradient", 38, x.shape, kind)
+                out, dx = gradients(f, (x,), g)
+                given.keep(dx=dx) if kind != "fp32" else given.keep(out=out, dx=dx)
+    for name, scale in (("near", 0.3), ("far", 3.0)):
+        with case(f"function/torch/erf-{name}") as given:
+            given.keep(out=torch.erf(given.normal("x", 39, (2**16,), "fp32", scale)))
+    for name in ("erf", "tanh"):
+        with case(f"function/torch/{name}-many") as given:
+            out = array(getattr(torch, name)(given.normal("x", 40, (2**20,), "fp32", 2.0)))
+            given.note["sha256"] = hashlib.sha256(out.tobytes()).hexdigest()
+    if device == "cpu":
+        return
+    with tempfile.TemporaryDirectory() as folder, case("functions/libdevice") as given:
+        path = Path(folder) / "libdevice_functions.py"
+        path.write_text(LIBDEVICE)
+        spec = importlib.util.spec_from_file_location("libdevice_functions", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        x = given.normal("x", 41, (2**16,), "fp32", 3.0)
+        out = torch.zeros(3, len(x), device=device)
+        ran = module.functions[(64,)](x, out, len(x), BLOCK=1024)
+        given.keep(erf=out[0], normcdf=out[1], erfc=out[2])
+        texts["libdevice-functions.ptx"] = ran.asm["ptx"]
+
+
 GROUPS: dict[str, tuple[Callable[[], None], ...]] = {
     "norms": (rms_norm, layer_norm),
     "orders": (orders,),
     "linear": (linear,),
     "losses": (losses,),
     "functions": (functions, gated),
+    "training": (adamw, embedding, many_rows),
     "compiled": (compiled,),
     "model": (model,),
+    "shapes": (layer_norm_shapes, softmax_shapes, gelus),
 }
 
 

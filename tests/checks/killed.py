@@ -52,6 +52,15 @@ def kernel(q, k, v, scale, causal):
         s = np.where(np.tril(np.ones(s.shape[-2:], bool)), s, -np.inf)
     p = np.exp(s - s.max(-1, keepdims=True))
     return p / p.sum(-1, keepdims=True) @ v
+
+
+def model():
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).bfloat16()
+    return block, {"input": torch.ones(2, 8).bfloat16()}
 """
 CAPTURE = """
 import numpy as np
@@ -172,6 +181,7 @@ VERBS = {
     "compare": Verb(
         ("compare", "a.safetensors", "a.safetensors", "--out", "out"), (("-c", RUN),)
     ),
+    "budget": Verb(("budget", "mine:model", "--no-gradients", "--out", "out")),
     "check-cast": Verb(
         ("check-cast", "mine:cast", "--format", "fp16", "--out", "out", "--junit", "cast.xml")
     ),

@@ -52,6 +52,10 @@ PAGES: dict[str, tuple[str, list[str]]] = {
         "compare/report.html",
         ["compare tests.checks.pages:run tests.checks.pages:changed_run --out compare"],
     ),
+    "model-budget": (
+        "model-budget/report.html",
+        ["budget tests.checks.pages:run --plan rms_norm:XC=fp32 --out model-budget"],
+    ),
     "check-cast": (
         "check-cast/report.html",
         ["check-cast tests.checks.pages:truncated --format bf16 --out check-cast"],

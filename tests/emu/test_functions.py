@@ -14,7 +14,7 @@ import pytest
 from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 from roundscope.emu.formats.format import format_named
-from roundscope.emu.functions import exp2_64, exp64, log64, tanh64
+from roundscope.emu.functions import cos64, exp2_64, exp64, log64, sin64, tanh64
 from roundscope.emu.roundings.judge import judge
 from roundscope.emu.roundings.modes import Rounding, RoundingMode, rounding
 
@@ -293,3 +293,30 @@ def test_tanh_is_within_4_ulps(engine):
     assert np.array_equal(got[-3:], [1.0, -1.0, np.nan], equal_nan=True)
     assert np.array_equal(np.signbit(got[:-1]), np.signbit(TANH_ARGUMENTS[:-1]))
     assert np.array_equal(got, on_numpy(tanh64, TANH_ARGUMENTS), equal_nan=True)
+
+
+@engines
+@pytest.mark.parametrize(("f", "exact"), [(cos64, mpmath.cos), (sin64, mpmath.sin)])
+def test_cos_and_sin_are_within_1_ulp(engine, f, exact):
+    """A part of pi that is left out, near a multiple of pi / 2 or for a large angle."""
+    rng = np.random.default_rng(3)
+    x = np.concatenate(
+        [
+            rng.normal(size=200),
+            1.5e6 * rng.random(200) * rng.choice([-1, 1], 200),
+            np.float32(np.arange(1, 200) * math.pi / 2).astype(float),
+            np.arange(1, 200) * (math.pi / 2),
+            [1e-9, -1e-200],
+        ]
+    )
+    got = ENGINES[engine](f, x)
+    with mpmath.workdps(60):
+        wanted = [exact(mpmath.mpf(v)) for v in x]
+        ulps = [mpmath.mpf(np.spacing(abs(float(w)))) for w in wanted]
+        errors = [abs(mpmath.mpf(y) - w) / u for y, w, u in zip(got, wanted, ulps, strict=True)]
+    assert max(errors) < 1
+    assert np.array_equal(got, on_numpy(f, x))
+    special = on_numpy(f, np.array([0.0, -0.0, np.inf, np.nan, 1.6e6]))
+    zeros = [1.0, 1.0] if f is cos64 else [0.0, -0.0]
+    assert np.array_equal(special, [*zeros, np.nan, np.nan, np.nan], equal_nan=True)
+    assert f is cos64 or np.signbit(special[1])

@@ -1,5 +1,6 @@
 """Inputs of every operation, and what it computes, in plain NumPy."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,27 @@ def inputs_of(name: str, rows: tuple[int, ...] = (2, 3), seed: int = 0) -> dict[
     found: dict[str, Any] = {
         "embedding": {"weight": drawn(7, features), "tokens": rng.integers(0, 7, rows)},
         "rms_norm": {"x": x, "weight": drawn(features), "residual": drawn(*rows, features)},
+        "layer_norm": {"x": x, "weight": drawn(features), "bias": drawn(features)},
         "linear": {"x": x, "weight": drawn(5, features), "bias": drawn(5)},
         "rope": {"x": x, "cos": np.cos(x + 1.0), "sin": np.sin(x + 1.0)},
+        "rope_table": {
+            "positions": rng.integers(0, 9, rows).astype(np.float32),
+            "frequencies": abs(drawn(FEATURES)),
+        },
         "silu": {"x": x},
+        "gelu": {"x": x},
+        "gelu_tanh": {"x": x},
         "silu_mul": {"gate": x, "up": drawn(*rows, features)},
         "add": {"a": x, "b": drawn(*rows, features)},
+        "softmax": {"x": x},
         "log_softmax": {"x": x},
         "cross_entropy": {"x": x, "target": rng.integers(0, features, rows)},
+        "adamw": {
+            "parameter": x,
+            "gradient": drawn(*rows, features),
+            "exp_avg": drawn(*rows, features),
+            "exp_avg_sq": drawn(*rows, features) ** 2,
+        },
     }[name]
     if name == "cross_entropy":
         found["target"].flat[1] = -100
@@ -33,6 +48,10 @@ def inputs_of(name: str, rows: tuple[int, ...] = (2, 3), seed: int = 0) -> dict[
 
 def silu(x: np.ndarray) -> np.ndarray:
     return x / (1.0 + np.exp(-x))
+
+
+def gelu_tanh(x: np.ndarray) -> np.ndarray:
+    return x / 2 * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)))
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
@@ -51,20 +70,45 @@ def rope(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     return np.concatenate(turned, axis=-1)
 
 
+def rope_table(positions: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
+    half = np.cos(positions[..., None] * frequencies)
+    return np.concatenate([half, half], axis=-1)
+
+
 def rms_norm(x: np.ndarray, weight: np.ndarray, residual: np.ndarray) -> np.ndarray:
     y = x + residual
     return y / np.sqrt((y * y).mean(-1, keepdims=True) + 1e-6) * weight
 
 
+def adamw(
+    parameter: np.ndarray, gradient: np.ndarray, exp_avg: np.ndarray, exp_avg_sq: np.ndarray
+) -> np.ndarray:
+    """The first step with the default settings, as algorithm 2 of the paper has it."""
+    m = (0.9 * exp_avg + 0.1 * gradient) / (1 - 0.9)
+    v = (0.999 * exp_avg_sq + 0.001 * gradient**2) / (1 - 0.999)
+    return parameter - 1e-3 * m / (np.sqrt(v) + 1e-8) - 1e-3 * 0.01 * parameter
+
+
+def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    centered = x - x.mean(-1, keepdims=True)
+    return centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-5) * weight + bias
+
+
 FORMULAS: dict[str, Any] = {
     "embedding": lambda weight, tokens: weight[tokens],
     "rms_norm": rms_norm,
+    "layer_norm": layer_norm,
     "linear": lambda x, weight, bias: np.einsum("...f,gf->...g", x, weight) + bias,
     "rope": rope,
+    "rope_table": rope_table,
     "silu": silu,
+    "gelu": np.vectorize(lambda x: x * math.erfc(-x / math.sqrt(2.0)) / 2.0),
+    "gelu_tanh": gelu_tanh,
     "silu_mul": lambda gate, up: silu(gate) * up,
     "add": lambda a, b: a + b,
+    "softmax": lambda x: np.exp(log_softmax(x)),
     "log_softmax": log_softmax,
     "cross_entropy": cross_entropy,
+    "adamw": adamw,
 }
 """The formula of each operation, as a function of its inputs in binary64."""

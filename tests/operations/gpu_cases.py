@@ -2,8 +2,8 @@
 
 The files of `tests/golden/operations` have the inputs of each case, made from seeds, and the
 SHA-256 of its outputs. `tests.checks.gpu_operations` records the outputs themselves, and
-`python -m tests.operations.gpu_cases FOLDER [FOLDER]` prints the share of equal numbers of such a
-folder, and writes digests into another.
+`python -m tests.operations.gpu_cases FOLDER [FOLDER [NAME]]` prints the share of equal numbers of
+such a folder, and writes digests into another.
 """
 
 import hashlib
@@ -20,9 +20,11 @@ from safetensors import safe_open
 
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.operations import OPERATIONS, run
+from roundscope.operations.layer_norm import torch_cuda as layer_norm
 from roundscope.operations.linear import Plan as Linear
 from roundscope.operations.rms_norm import liger_llama, triton_sum
 from roundscope.operations.run import plan_of
+from roundscope.operations.softmax import torch_cuda as softmax
 from tests.checks.gpu_operations import TYPES, cases, inputs
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "operations"
@@ -37,6 +39,11 @@ NORMS = {
 }
 
 
+# operations whose gradients were compared, and what a capture calls them
+BACKWARDS = ("layer_norm", "gelu", "gelu-tanh", "softmax")
+GRADIENTS = {"dx": "x", "dw": "weight", "db": "bias"}
+
+
 class Twin(NamedTuple):
     """The plan of a case and its call; `outputs` are computed in the types of the capture."""
 
@@ -44,6 +51,7 @@ class Twin(NamedTuple):
     plan: Any
     inputs: dict[str, Any]
     settings: dict[str, Any]
+    gradient: Any = None
 
 
 def norm_of(name: str, kind: str, features: int, threads: int) -> Any:
@@ -56,11 +64,20 @@ def norm_of(name: str, kind: str, features: int, threads: int) -> Any:
 
 
 def splits_of(kernel: str, grid: list[int], rows: int, results: int) -> int:
-    """Return in how many parts a kernel of cuBLAS splits the features: its blocks by its tiles."""
+    """Return in how many parts a kernel of cuBLAS splits the features: its blocks by its tiles.
+
+    A name has the tile, results x rows, and the cluster, to whose multiples tiles are filled up.
+    """
     if "splitK" not in kernel:
         return 1
-    one, other = map(int, re.findall(r"_(\d+)x(\d+)_", kernel)[0])
-    return math.prod(grid) // (math.ceil(results / one) * math.ceil(rows / other))
+    tile, cluster = (
+        tuple(map(int, re.findall(pattern, kernel)[0]))
+        for pattern in (r"_(\d+)x(\d+)_", r"_(\d+)x(\d+)_[vh]_")
+    )
+    tiles = 1
+    for count, size, group in zip((results, rows), tile, cluster, strict=True):
+        tiles *= math.ceil(count / size / group) * group
+    return math.prod(grid) // tiles
 
 
 def linear_of(name: str, note: dict[str, Any]) -> Linear:
@@ -68,8 +85,7 @@ def linear_of(name: str, note: dict[str, Any]) -> Linear:
     kind, _, shape = name.split("/")[2:]
     rows, _, results = map(int, shape.split("x"))
     kernel, grid, _ = note["kernels"][0]
-    a, b = (results, rows) if kernel.endswith("TNT") else (rows, results)
-    splits = splits_of(kernel, grid, b, a)
+    splits = splits_of(kernel, grid, rows, results)
     return plan_of(OPERATIONS["linear"], "hopper" + SUFFIX[kind]).changed(f"splits={splits}")
 
 
@@ -80,9 +96,23 @@ def softmax_order(classes: int, bits: int) -> Accumulator:
     return Accumulator(order=Order.QUAD_STRIDES if bits == 32 else Order.OCTET_STRIDES, chunk=1024)
 
 
+def with_gradient(operation: str, kind: str, note: dict[str, Any], given: dict[str, Any]) -> Twin:
+    """Return the call of a case whose gradients were compared too."""
+    call = {key: x for key, x in given.items() if key != "gradient"}
+    rows, width = given["x"].shape if given["x"].ndim > 1 else (1, 0)
+    plan = {"layer_norm": layer_norm(rows), "softmax": softmax(width, 32 if kind == "fp32" else 16)}
+    own = operation.replace("-", "_")
+    made = plan_of(OPERATIONS[own], "torch-cuda" + SUFFIX[kind])
+    for site in made.PRODUCTS:
+        made = made.adding(site, plan[own].accumulator(site))
+    settings = {"eps": note["eps"]} if "eps" in note else {}
+    after = given.get("gradient", np.ones_like(given["x"]))
+    return Twin(own, made, call, settings, after)
+
+
 def twin_of(name: str, note: dict[str, Any], given: dict[str, Any], rows: int) -> Twin | None:
     """Return the call whose outputs are those of a case; None for a case without a plan."""
-    operation, source, kind, *rest = name.split("/")
+    operation, source, kind, *rest = (*name.split("/"), "")
     if operation == "rms_norm" and source in NORMS:
         plan = norm_of(source, kind, int(rest[0]), note["threads"])
         call = {"x": given["x"][:rows], "weight": given["weight"]}
@@ -104,6 +134,10 @@ def twin_of(name: str, note: dict[str, Any], given: dict[str, Any], rows: int) -
         plan = plan_of(OPERATIONS[operation], "torch-cuda" + ("-fp32" if wide else ""))
         plan = plan.adding("S", softmax_order(int(rest[0]), 32 if wide else 16))
         return Twin(operation, plan, given, {"reduction": rest[1]})
+    if operation in BACKWARDS and source.startswith("torch"):
+        if operation == "layer_norm" and given["x"].shape[1] % 4:
+            return None  # another kernel
+        return with_gradient(operation, kind, note, given)
     if operation == "silu" and source == "torch":
         return Twin(
             operation, plan_of(OPERATIONS[operation], "torch-cuda" + SUFFIX[kind]), given, {}
@@ -129,8 +163,16 @@ def outputs_of(name: str, note: dict[str, Any], made: dict[str, Any]) -> dict[st
     if twin is None:
         return None
     with np.errstate(invalid="ignore"):  # signalling NaNs among all numbers of a type
-        found = run(twin.operation, twin.plan, twin.inputs, settings=twin.settings)
+        after = None if twin.gradient is None else {"out": twin.gradient}
+        found = run(twin.operation, twin.plan, twin.inputs, settings=twin.settings, gradients=after)
     out = next(iter(found.outputs.values()))
+    if after is not None:
+        gradients = {
+            key: found.gradients[n].astype(out.dtype)[: rows if n == "x" else None]
+            for key, n in GRADIENTS.items()
+            if n in found.gradients
+        }
+        return {"out": out[:rows], **gradients}
     if "scaled_mm" in name:
         by_x, by_w = made["x_scale"], made["weight_scale"]
         out = out * by_w[:, :results] * by_x[:rows] if by_x.ndim else out * (by_x * by_w)
@@ -154,7 +196,8 @@ def _noted(name: str, note: dict[str, Any]) -> dict[str, Any]:
     """Return what a plan and a call need of a note."""
     kernels = [k for k in note.get("kernels") or () if k[1]] or [["", [1, 1, 1], [1, 1, 1]]]
     kept = {key: note[key] for key in ("inputs", "eps", "kept", "corner") if key in note}
-    kept["inputs"] = {k: x for k, x in kept["inputs"].items() if k != "gradient"}
+    if not name.startswith(BACKWARDS):
+        kept["inputs"] = {k: x for k, x in kept["inputs"].items() if k != "gradient"}
     own = kernels[0]
     kept["kernels"] = [[own[0][:80], own[1], own[2]]]
     rows = 64 if name.startswith("rms_norm") else 1
@@ -162,17 +205,25 @@ def _noted(name: str, note: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def compared(folder: Path) -> Iterator[tuple[str, dict[str, Any], np.ndarray, float]]:
-    """Yield the cases of a capture with a twin: name, note, output, share of equal numbers."""
+def compared(
+    folder: Path,
+) -> Iterator[tuple[str, dict[str, Any], dict[str, np.ndarray], dict[str, float]]]:
+    """Yield the cases of a capture with a twin: name, note, outputs, shares of equal numbers."""
     for name, (note, outputs) in cases(folder).items():
-        wanted = outputs.get("out", outputs.get("loss"))
-        if "failed" in note or wanted is None:
+        wanted = dict(outputs)
+        if "loss" in outputs:
+            wanted["out"] = outputs["loss"]
+        if "failed" in note or not wanted:
             continue
         kept = _noted(name, note)
         found = outputs_of(name, kept, inputs(kept))
-        if found is not None:
-            a, b = (x.reshape(-1).astype(np.float64) for x in (found["out"], wanted))
-            yield name, kept, wanted, float(((a == b) | (np.isnan(a) & np.isnan(b))).mean())
+        if found is None:
+            continue
+        shares = {}
+        for key in found.keys() & wanted.keys():
+            a, b = (x.reshape(-1).astype(np.float64) for x in (found[key], wanted[key]))
+            shares[key] = float(((a == b) | (np.isnan(a) & np.isnan(b))).mean())
+        yield name, kept, wanted, dict(sorted(shares.items(), reverse=True))
 
 
 def file_of(name: str) -> str:
@@ -181,16 +232,24 @@ def file_of(name: str) -> str:
     if source == "scaled_mm":
         return "scaled-mm"
     own = {"rms_norm": "rms-norm", "linear": "linear", "silu": "gated", "silu_mul": "gated"}
+    own |= {"layer_norm": "layer-norm", "gelu": "gelu", "gelu-tanh": "gelu", "softmax": "softmax"}
     return own.get(operation, "losses")
 
 
 def main() -> None:
-    """Print the shares; with a second folder, write the digests of an H100's outputs there."""
+    """Print the shares; with a second folder, write the digests of a GPU's outputs there: into one
+    file for each operation, or into one file of the name that follows.
+    """
     stored: dict[str, dict[str, Any]] = {}
-    for name, note, output, share in compared(Path(sys.argv[1])):
-        print(f"{share:9.4%}  {name}  {note['kernels'][0][0]}", flush=True)
-        kept = note | {"sha256": digest(output), "type": str(output.dtype)}
-        stored.setdefault(file_of(name), {})[name] = kept
+    for name, note, outputs, shares in compared(Path(sys.argv[1])):
+        told = "  ".join(f"{key} {share:9.4%}" for key, share in shares.items())
+        print(f"{told}  {name}  {note['kernels'][0][0]}", flush=True)
+        own = [key for key in shares if shares[key] == 1.0 or not name.startswith(BACKWARDS)]
+        equal = {key: digest(outputs[key]) for key in own}
+        kept = note | {"type": str(outputs["out" if "out" in outputs else own[0]].dtype)}
+        kept |= {"sha256": equal.pop("out")} if "out" in equal else {}
+        kept |= {"gradients": equal} if equal else {}
+        stored.setdefault(sys.argv[3] if len(sys.argv) > 3 else file_of(name), {})[name] = kept
     for file, own in stored.items() if len(sys.argv) > 2 else ():
         with safe_open(next(Path(sys.argv[1]).glob("*.safetensors")), "numpy") as capture:
             about = {k: v for k, v in capture.metadata().items() if k != "notes"}

@@ -1,6 +1,7 @@
 """silu, gated layers, additions and embeddings: torch's bits on a CPU, and formulas."""
 
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from roundscope.operations import OPERATIONS, run
 from roundscope.operations.gated import Sigmoid
 from roundscope.operations.run import plan_of
 from tests.operations.by_torch import every_type, share, shares_of_gradients, torch_of
+from tests.operations.exactly import numbers, to, total
 
 
 @every_type
@@ -50,6 +52,38 @@ def test_every_bit_of_an_embedding(suffix):
     assert share("embedding", f"torch-cpu{suffix}", given, rows) == 1.0
     wanted = rows * torch.tensor(24**0.5, dtype=dtype)
     assert share("embedding", f"torch-cpu{suffix}", given, wanted, scale=24**0.5) == 1.0
+    given["tokens"] = torch.randint(0, 12, (40, 9), generator=torch.Generator().manual_seed(5))
+    found = shares_of_gradients(
+        "embedding",
+        f"torch-cpu{suffix}",
+        lambda weight, tokens: torch.nn.functional.embedding(tokens, weight),
+        given,
+        ("tokens",),
+    )
+    assert found == {"weight": 1.0}
+
+
+@pytest.mark.parametrize("engine", ["numpy", "xla"])
+def test_a_gradient_that_is_not_finite_stays_with_its_token(engine):
+    """Zero times infinity in the rows of other tokens."""
+    given = {"weight": np.ones((4, 2)), "tokens": np.array([0, 1, 1, 2, 2])}
+    dout = np.array([[1.0, np.inf], [2.0, -np.inf], [3.0, 1.0], [np.inf, np.nan], [-np.inf, 1.0]])
+    found = run("embedding", "exact", given, gradients={"out": dout}, engine=engine).gradients
+    wanted = [[1.0, np.inf], [5.0, -np.inf], [np.nan, np.nan], [0.0, 0.0]]
+    assert np.array_equal(found["weight"], wanted, equal_nan=True)
+
+
+def test_the_judge_of_an_embedding_s_gradient_agrees():
+    """Tokens that are added in another order, or in more bits."""
+    rng = np.random.default_rng(6)
+    dout, tokens = numbers(rng, (30, 2), "bf16"), rng.integers(0, 3, 30)
+    given = {"weight": np.zeros((3, 2)), "tokens": tokens}
+    told = {"scale": 24**0.5}
+    found = run("embedding", "torch-cpu", given, settings=told, gradients={"out": dout})
+    scale = to(told["scale"], "bf16")
+    for v, f in np.ndindex(3, 2):
+        terms = [to(Fraction(x) * scale, "bf16") for x in dout[tokens == v, f]]
+        assert Fraction(float(found.gradients["weight"][v, f])) == total(terms, "bf16")
 
 
 @pytest.mark.parametrize("sigmoid", ["divided", "apart"])

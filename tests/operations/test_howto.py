@@ -1,4 +1,6 @@
-"""docs/howto/operations.md: its code runs as it stands there, and does what the page says."""
+"""docs/howto/operations.md and adamw.md: their code runs as it stands there, and does what the
+pages say.
+"""
 
 import re
 from pathlib import Path
@@ -7,15 +9,33 @@ import numpy as np
 
 from roundscope.operations import run
 
-PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "operations.md").read_text("utf-8")
+HOWTO = Path(__file__).parents[2] / "docs" / "howto"
+
+
+def names_of(page, capsys):
+    """Return the names that the code of a page defines."""
+    names, text = {}, (HOWTO / page).read_text("utf-8")
+    for cell in re.findall(r"^```\{code-cell\} ipython3\n(.*?)^```$", text, re.M | re.S):
+        exec(cell, names)
+        assert capsys.readouterr().out
+    return names
+
+
+def test_updates_vanish_as_the_page_says(capsys):
+    """A share that counts another thing; a rounding that repairs nothing."""
+    names = names_of("adamw.md", capsys)
+    for (name, lr), (stalled, moved) in names["found"].items():
+        if name != "BF16, to nearest":
+            assert moved > 0.95
+        elif lr == 1e-5:
+            assert stalled > 0.9 and moved < 0.2
+    nearest, stochastic, wide = names["kept"].values()
+    assert nearest == 1 and abs(stochastic - 0.999**100) < 0.01 and abs(wide - 0.999**100) < 1e-4
 
 
 def test_the_page_runs(capsys):
     """A name that was changed; two plans that the page calls different and that are not."""
-    names = {}
-    for cell in re.findall(r"^```\{code-cell\} ipython3\n(.*?)^```$", PAGE, re.M | re.S):
-        exec(cell, names)
-        assert capsys.readouterr().out
+    names = names_of("operations.md", capsys)
     assert names["y"].dtype == "bfloat16" and names["exact"].dtype == np.float64
     assert (names["changed"][:2] > 0).all() and not names["changed"][2:].any()
     assert 0 < names["apart"].mean() < 1

@@ -70,10 +70,33 @@ def test_the_judge_agrees(splits, partials, first):
         assert Fraction(found[r, g]) == to(y, "bf16")
 
 
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("partials", ["bf16", "fp32"])
+def test_the_judge_of_split_gradients_agrees(parts, partials):
+    """Parts of another axis or of the other gradient, a part that is not rounded."""
+    rng = np.random.default_rng(parts)
+    x, w, dout = (numbers(rng, shape, "bf16") for shape in ((7, 2), (7, 2), (7, 7)))
+    plan = plan_of(LINEAR, "fp32").changed(f"splits_dx={parts} splits_dw={parts}")
+    plan = plan.at("DXP", partials).at("DWP", partials)
+    found = run(LINEAR, plan, {"x": x, "weight": w}, gradients={"out": dout}).gradients
+    size = -(-7 // parts)
+    for r, f in np.ndindex(7, 2):
+        for name, terms in (
+            ("x", [Fraction(a) * Fraction(c) for a, c in zip(dout[r], w[:, f], strict=True)]),
+            (
+                "weight",
+                [Fraction(a) * Fraction(c) for a, c in zip(dout[:, r], x[:, f], strict=True)],
+            ),
+        ):
+            own = [to(total(terms[lo : lo + size]), partials) for lo in range(0, 7, size)]
+            assert Fraction(float(found[name][r, f])) == total(own)
+
+
 def test_splits_are_refused_below_one():
     """A split into nothing."""
-    with pytest.raises(ValueError, match="splits=0: give 1 or more"):
-        replace(plan_of(LINEAR, "fp32"), splits=0)
+    for name in ("splits", "splits_dx", "splits_dw", "split_unit"):
+        with pytest.raises(ValueError, match=f"{name}=0: give 1 or more"):
+            replace(plan_of(LINEAR, "fp32"), **{name: 0})
 
 
 @pytest.mark.parametrize("block", ["mxfp8_e4m3", "fp8_1x128", "nvfp4"])

@@ -8,6 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 
+from roundscope import emu
 from roundscope.operations import OPERATIONS, run
 from roundscope.operations.functions import Exponential
 from roundscope.operations.losses import Form
@@ -34,6 +35,27 @@ def test_every_bit_of_torch(suffix, classes):
     wanted = torch.nn.functional.cross_entropy(x, target, reduction="none")
     given = {"x": x, "target": target}
     assert share("cross_entropy", f"torch-cpu{suffix}", given, wanted, reduction="none") >= least
+
+
+@every_type
+@pytest.mark.parametrize("rows", [1, 17, 999, 5000])
+def test_every_bit_of_a_sum_and_a_mean(suffix, rows):
+    """Blocks of rows that begin with the first one; a number of rows that BF16 does not have."""
+    torch, dtype = torch_of(suffix, "AVX512")
+    loss, generator = torch.nn.functional.cross_entropy, torch.Generator().manual_seed(rows)
+    x = (3.0 * torch.randn(rows, 16, generator=generator)).to(dtype)
+    target = torch.randint(0, 16, (rows,), generator=generator)
+    if rows > 17:
+        target[torch.tensor([3, 17])] = -100
+    plan = plan_of(OPERATIONS["cross_entropy"], f"torch-cpu{suffix}")
+    each = in_numpy(loss(x, target, reduction="none"))[:, None]
+    total = emu.dot(each[1:].T, np.ones((rows - 1, 1)), plan.accumulator("TOTAL"), init=each[:1])
+    assert total == in_numpy(loss(x, target, reduction="sum"))
+    if suffix != "-fp32":  # in which a logarithm of torch may be another one
+        given = {"x": x, "target": target}
+        for reduction in ("sum", "mean"):
+            wanted = loss(x, target, reduction=reduction)
+            assert share("cross_entropy", plan, given, wanted, reduction=reduction) == 1.0
 
 
 @every_type
@@ -84,7 +106,7 @@ def test_the_judge_agrees(form, kind):
     x, target = numbers(rng, (5, 6), kind), np.array([0, 5, -100, 2, 2])
     plan = plan_of(OPERATIONS["cross_entropy"], "torch-cpu" + {"bf16": "", "fp32": "-fp32"}[kind])
     plan = replace(plan, form=form, exp=Exponential.CORRECT)
-    plan = plan.adding("S", plan.accumulator("TOTAL")).at("S", "fp32").at("LN", "fp32")
+    plan = plan.adding("S", emu.Accumulator()).at("S", "fp32").at("LN", "fp32")
     found = run("cross_entropy", plan, {"x": x, "target": target}).outputs["loss"]
     rows = []
     for row, t in zip(x, target, strict=True):
@@ -97,7 +119,8 @@ def test_the_judge_agrees(form, kind):
             continue
         lp = row[t] - lse if form is Form.LSE else d[t] - ln
         rows.append(to(-to(lp, "fp32"), kind))
-    assert found.shape == () and Fraction(float(found)) == to(to(total(rows), "fp32") / 4, kind)
+    wanted = to(total([*rows[1:], rows[0]], kind) / 4, kind)
+    assert found.shape == () and Fraction(float(found)) == wanted
 
 
 @pytest.mark.parametrize("engine", ["numpy", "xla"])

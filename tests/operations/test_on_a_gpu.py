@@ -12,7 +12,7 @@ CASES = golden()
 QUICK = [
     name
     for name in CASES
-    if not any(long in name for long in ("8192", "32000", "128256"))
+    if not any(long in name for long in ("8192", "2048", "32000", "128256"))
     and (not name.startswith("linear") or "64x64x64" in name)
 ]
 
@@ -20,8 +20,11 @@ QUICK = [
 def check(name):
     note = CASES[name]
     found = outputs_of(name, note, inputs(note))
-    assert str(found["out"].dtype) == note["type"]
-    assert digest(found["out"]) == note["sha256"]
+    if "sha256" in note:
+        assert str(found["out"].dtype) == note["type"]
+        assert digest(found["out"]) == note["sha256"]
+    for key, wanted in note.get("gradients", {}).items():
+        assert digest(found[key]) == wanted, key
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from roundscope.operations import OPERATIONS, run
-from roundscope.operations.rms_norm import Root
+from roundscope.operations.functions import Root
 from roundscope.operations.run import plan_of
 from tests.operations.by_torch import torch_of
 from tests.operations.exactly import numbers, root, to, total
@@ -116,3 +116,19 @@ def test_names_of_plans():
     assert str(plan_of(RMS_NORM, "all:bf16").accumulator("SS")) == "ascending bf16"
     with pytest.raises(ValueError, match="torch-cpu"):
         plan_of(RMS_NORM, "torch-cup")
+
+
+@pytest.mark.parametrize("weight", [True, False])
+def test_a_kernel_s_formula_of_the_gradient_is_the_chain(weight):
+    """A factor of the number of features, a sign, a weight that is left out or not there."""
+    rng = np.random.default_rng(8)
+    x, after = rng.normal(size=(2, 5, 24))
+    given = {"x": x} | ({"weight": rng.normal(size=24)} if weight else {})
+    plan = plan_of(OPERATIONS["rms_norm"], "exact")
+    found = [
+        run("rms_norm", plan.changed(f"gradient={word}"), given, gradients={"out": after}).gradients
+        for word in ("chain", "kernel")
+    ]
+    assert list(found[0]) == list(found[1])
+    for name, gradient in found[0].items():
+        np.testing.assert_allclose(found[1][name], gradient, rtol=1e-12, atol=1e-13)

@@ -1,8 +1,9 @@
-"""Rotary embeddings: transformers' bits on a CPU, and a judge in exact fractions."""
+"""Rotary embeddings and their tables: transformers' bits on a CPU, and a judge."""
 
 from dataclasses import replace
 from fractions import Fraction
 
+import mpmath
 import numpy as np
 import pytest
 
@@ -65,3 +66,48 @@ def test_the_judge_agrees(fused, pairs):
         product = product if fused else to(product, "bf16")
         wanted = to(product + to(turned * Fraction(sin[r, f]), "bf16"), "bf16")
         assert Fraction(found[r, f]) == wanted
+
+
+@every_type
+@pytest.mark.parametrize("cast", ["", "-cast"])
+def test_how_much_of_a_table_is_equal_to_transformers(suffix, cast):
+    """A cast before the angle, positions in the type of the model; in FP32 another cos."""
+    torch, dtype = torch_of(suffix, "AVX512")
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    config = llama.LlamaConfig(
+        hidden_size=64,
+        num_attention_heads=1,
+        rope_parameters={"rope_type": "default", "rope_theta": 5e5},
+    )
+    table = llama.LlamaRotaryEmbedding(config)
+    given = {"positions": torch.arange(7000, 7100)[None], "frequencies": table.inv_freq}
+    table = table.to(dtype) if cast else table
+    wanted = table(torch.zeros(1, dtype=dtype), given["positions"])
+    plan, told = f"transformers-llama{cast}{suffix}", {"theta": 5e5, "features": 64}
+    arrays = {n: x.float().numpy() for n, x in given.items()}
+    found = run("rope_table", plan, arrays, settings=told).outputs
+    alone = run("rope_table", plan, {"positions": arrays["positions"]}, settings=told).outputs
+    for name, x in zip(("cos", "sin"), wanted, strict=True):
+        equal = (found[name].astype(np.float32) == x.float().numpy()).mean()
+        assert equal >= (0.9 if suffix == "-fp32" else 0.999)
+        assert np.array_equal(alone[name], found[name])  # its 64 features have torch's power
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_the_judge_of_a_table_agrees(pairs):
+    """A frequency at other features, a cast at another step."""
+    positions = np.array([0.0, 3.0, 257.0, 100000.0])
+    plan = replace(plan_of(OPERATIONS["rope_table"], "transformers-llama-cast"), pairs=pairs)
+    told = {"theta": 10000.0, "features": 8, "scaling": 1.25}
+    found = run("rope_table", plan, {"positions": positions}, settings=told).outputs
+    for r, f in np.ndindex(4, 8):
+        i = f // 2 if pairs else f % 4
+        with mpmath.workdps(60):
+            power = to(Fraction(float(mpmath.mpf(10000) ** (mpmath.mpf(2 * i) / 8))), "fp32")
+            frequency = to(to(1 / power, "fp32"), "bf16")
+            angle = to(Fraction(positions[r]) * frequency, "fp32")
+            for name in ("cos", "sin"):
+                y = getattr(mpmath, name)(mpmath.mpf(angle.numerator) / angle.denominator)
+                exact = Fraction(int(mpmath.floor(mpmath.ldexp(y, 150)))) / 2**150
+                wanted = to(to(to(exact, "fp32") * Fraction(5, 4), "fp32"), "bf16")
+                assert Fraction(float(found[name][r, f])) == wanted

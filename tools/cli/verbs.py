@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from roundscope.tools.budget.options import BudgetOptions
 from roundscope.tools.check.options import CheckOptions
 from roundscope.tools.check_cast.options import CheckCastOptions
 from roundscope.tools.cli.commands import few_collections, verb
@@ -99,6 +100,14 @@ def compare(options: CompareOptions) -> int:
     from roundscope.tools.compare import command
 
     return command.run(options)
+
+
+@verb
+def budget(options: BudgetOptions) -> None:
+    """Name the operation, and the rounding, that makes the error of a model's step."""
+    from roundscope.tools.budget import command
+
+    command.run(options)
 
 
 @verb

@@ -34,8 +34,8 @@ def run(options: CompareOptions) -> int:
     began = time.perf_counter()
     words = {"A": options.a, "B": options.b}
     with telling("compare") as tell:
-        given = {name: _given(word, name, tell) for name, word in words.items()}
-        libraries = {name: _library(x, words[name], name) for name, x in given.items()}
+        asked = {name: _read(word, name, tell) for name, word in words.items()}
+        libraries = {name: _library(x, words[name], name) for name, x in asked.items()}
         if len({*libraries.values()}) > 1:
             each = " and ".join(f"{name} {library}" for name, library in libraries.items())
             raise UsageError(f"runs of two libraries, {each}: compare runs of one")
@@ -43,7 +43,7 @@ def run(options: CompareOptions) -> int:
         try:
             a, b = (
                 comparing.tape_of(x, f"{name} {shown(words[name])}", tell)
-                for name, x in given.items()
+                for name, x in asked.items()
             )
         except (TypeError, ValueError) as error:
             raise UsageError(str(error)) from error
@@ -91,23 +91,55 @@ def _library(given: Any, word: str, argument: str) -> Library:
     raise bad(argument, word, "returned no (model, inputs)")
 
 
-def _given(word: str, argument: str, tell: Tell) -> Any:
-    """Return the run that a word names: the tape of a file, or what a function returns.
+def _read(word: str, argument: str, tell: Tell) -> Any:
+    """Return the tape of a file, or what a function returns.
 
     Raises:
         ValueError: There is no such file or function, or the file has no operations.
     """
+    from roundscope.operations.models.tape_file import load_tape
+
+    found = _named(word, argument)
+    if not isinstance(found, Path):
+        return found
+    tell(f"reading {found}")
+    try:
+        return load_tape(found)
+    except ValueError as error:
+        raise bad(argument, word, str(error).removeprefix(f"{found}: ")) from None
+
+
+def given(word: str, argument: str) -> Any:
+    """Return the run of PyTorch that a word names: a path, or what a function returns.
+
+    Raises:
+        ValueError: There is no such file or function, or it returns no run.
+    """
+    from torch import nn
+
+    from roundscope.operations.models.torch.recording import Side
+
+    side = _named(word, argument)
+    if isinstance(side, tuple) and 2 <= len(side) <= 4:
+        side = Side(*side)
+    is_run = isinstance(side, Side) and isinstance(side.model, nn.Module)
+    if not is_run and not isinstance(side, Path):
+        raise bad(argument, word, "returned no (model, inputs)")
+    return side
+
+
+def _named(word: str, argument: str) -> Any:
+    """Return what a word names: a path, or what a function returns.
+
+    Raises:
+        ValueError: There is no such file or function, or it raised an error.
+    """
     from roundscope.attention.testing.foreign.user import function_named
     from roundscope.emu.testing.foreign import raised
-    from roundscope.operations.models.tape_file import load_tape
 
     path = Path(word)
     if path.is_file():
-        tell(f"reading {path}")
-        try:
-            return load_tape(path)
-        except ValueError as error:
-            raise bad(argument, word, str(error).removeprefix(f"{path}: ")) from None
+        return path
     if ":" not in word or path.exists():
         what = "" if path.exists() else "no such file; "
         raise bad(argument, word, f"{what}must be a safetensors file, or module:function")

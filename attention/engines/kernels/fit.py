@@ -158,7 +158,7 @@ def _unfit(acc: Accumulator, site: Site) -> str:
     if acc.alignment is None:
         rows = ", row sums also by halves or strided" if site is Site.ROWSUM else ""
         return f"the fused kernel adds in ascending order or on tensor cores{rows}, not {acc.order}"
-    operand = acc.alignment.operand.name
+    operand = acc.alignment.factors
     if operand not in READ:
         return f"sums of {operand} run in pieces in a fused kernel"
     if acc.step.format.name != "fp32":

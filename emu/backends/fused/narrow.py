@@ -238,8 +238,9 @@ def _sum(graph: Graph, acc: Accumulator, a: Node, b: Node, init: Node) -> Node:
             a = graph.concatenate([a, zeros[0]], axis=1)
             b = graph.concatenate([b, zeros[1]], axis=0)
         data = (acc.chunk, kept.bits, kept.zero, acc.step.format.precision)
-        emin = kept.operand.emin
-        (ma, ea), (mb, eb) = graph.significand(a, emin), graph.significand(graph.rows(b), emin)
+        first, second = kept.operands
+        ma, ea = graph.significand(a, first.emin)
+        mb, eb = graph.significand(graph.rows(b), second.emin)
         return graph.node("aligned", (ma, ea, mb, eb, init), shape, F32, data)
     kind = F32 if acc.step == BINARY32 and narrow else F64
     if acc.order is not Order.ASCENDING or acc.step.mode is RoundingMode.STOCHASTIC:
@@ -265,7 +266,7 @@ def _in_words(acc: Accumulator) -> bool:
     f, kept = acc.step.format, acc.alignment
     assert kept is not None
     cuts = acc.step == rounding(f, "toward-zero") and f.emin == -126 and f.emax == 127
-    fits = acc.chunk << (kept.bits + 1) < 2**31 and kept.operand.precision <= 12
+    fits = acc.chunk << (kept.bits + 1) < 2**31 and max(f.precision for f in kept.operands) <= 12
     return cuts and fits and f.precision <= 24 and acc.chunk % 2 == 0
 
 

@@ -88,20 +88,18 @@ def capture_operations(
 
 def revived(tape: Tape) -> Tape:
     """Return the tape of a file with arrays of JAX, whose operations run again where they can."""
-    return revive(tape, JaxArrays(), _array, _runner)
+    return revive(tape, JaxArrays(), _array, _runners)
 
 
 def _array(x: np.ndarray, dtype: str) -> Any:
     return jax.random.wrap_key_data(jnp.asarray(x)) if dtype.startswith("key<") else jnp.asarray(x)
 
 
-def _runner(tape: Tape, entry: Entry) -> Runner | None:
+def _runners(tape: Tape, entry: Entry) -> Iterator[Runner]:
     if entry.operation == WHOLE:
         (before,) = entry.arguments[0]
         old, new = (tape.numpy(v) for v in (before.value, entry.outputs[0]))
-        return partial(put_in, old, new)
-    text = entry.settings.get("program")
-    if not isinstance(text, str):
-        return None
-    steps, inputs, outputs, options = read_steps(text)
-    return partial(run_again, steps, options, inputs, outputs)
+        yield partial(put_in, old, new)
+    elif isinstance(text := entry.settings.get("program"), str):
+        steps, inputs, outputs, options = read_steps(text)
+        yield partial(run_again, steps, options, inputs, outputs)

@@ -1,7 +1,9 @@
-"""The arithmetic of operations that are recorded as a module, as functions of PyTorch.
+"""The arithmetic of operations that are recorded as a module, as functions of PyTorch, and that of
+other machines, as plans of `roundscope.operations`.
 
 `words_of` says which of them gives every bit of an entry, and `revived` lets the operations of a
-file run again by them. Where none gives every bit, an entry has no words and cannot run.
+file run again by them, those of a GPU on a CPU too. Where none gives every bit, an entry has no
+words and cannot run.
 """
 
 import math
@@ -14,16 +16,52 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from roundscope.attention.torch.arrays import tensor_of
+from roundscope.attention.torch.arrays import numpy_of, tensor_of
+from roundscope.operations.catalogue import OPERATIONS
 from roundscope.operations.models.replay import same
 from roundscope.operations.models.revival import FAILURES, revive
 from roundscope.operations.models.tape import Entry, Ref, Runner, Tape, leaves, mapped
 from roundscope.operations.models.tape_file import Named
 from roundscope.operations.models.torch.arrays import TensorArrays
 from roundscope.operations.models.torch.scopes import FUNCTIONS
+from roundscope.operations.run import plan_of, run
+from roundscope.operations.softmax import torch_cuda as softmax_on_a_gpu
 
 Held = Mapping[str, Any]
 Candidate = tuple[str, Callable[..., Any]]  # words, and a function of the arguments
+
+
+PLANS_OF = {torch.bfloat16: "", torch.float16: "-fp16", torch.float32: "-fp32"}
+
+
+def _plans(operation: str) -> list[str]:
+    """Return the names of an operation's published plans, without those of one type alone."""
+    names = OPERATIONS[operation].published
+    return [n for n in names if n not in ("exact", "fp32") and not n.endswith(("-fp16", "-fp32"))]
+
+
+def _words(operation: str, plan: str) -> str:
+    return f"the plan {plan} of {operation}"
+
+
+def _planned(operation: str, held: Held, settings: Held) -> Iterator[Candidate]:
+    """Yield the published plans of an operation, as functions of x."""
+    for name in _plans(operation):
+        yield _words(operation, name), partial(_emulated, operation, name, held, settings)
+
+
+def _emulated(
+    operation: str, name: str, held: Held, settings: Held, x: Tensor, *_: Any, **__: Any
+) -> Tensor:
+    if x.dtype not in PLANS_OF or any(v.dtype != x.dtype for v in held.values()):
+        raise TypeError(f"{name}: there is no plan for {x.dtype}")
+    inputs = {key: numpy_of(v.detach().cpu()) for key, v in {"x": x, **held}.items()}
+    plan = plan_of(OPERATIONS[operation], name + PLANS_OF[x.dtype])
+    if operation == "softmax" and name == "torch-cuda":
+        own = softmax_on_a_gpu(x.shape[-1], 8 * x.element_size())
+        plan = plan.adding("S", own.accumulator("S"))
+    found = run(operation, plan, inputs, settings=settings).outputs["out"]
+    return tensor_of(found).to(x.device)
 
 
 def _normed(x: Tensor, eps: float) -> Tensor:
@@ -42,12 +80,29 @@ def _rms_norm(held: Held, settings: Held) -> Iterator[Candidate]:
         lambda x: ((1.0 + w.float()) * _normed(x, eps)).to(x.dtype),
     )
     yield "torch's rms_norm", lambda x: F.rms_norm(x, w.shape, w, eps)
+    yield from _planned("rms_norm", {"weight": w}, {"eps": eps})
 
 
 def _layer_norm(held: Held, settings: Held) -> Iterator[Candidate]:
-    eps, w, b = settings.get("eps"), held.get("weight"), held.get("bias")
-    if eps is not None and w is not None:
-        yield "torch's layer_norm", lambda x: F.layer_norm(x, w.shape, w, b, eps)
+    """The candidates take the arguments of a module, x, or those of F.layer_norm."""
+    own = held.get("weight"), held.get("bias"), settings.get("eps", 1e-5)
+
+    def by_torch(x: Tensor, shape: Any = None, *more: Any, **given: Any) -> Tensor:
+        if own[0] is not None:
+            return F.layer_norm(x, own[0].shape, *own)
+        return F.layer_norm(x, shape, *more, **given)
+
+    def by_plan(
+        name: str, x: Tensor, shape: Any = None, weight: Any = own[0], bias: Any = own[1],
+        eps: float = own[2],
+    ) -> Tensor:  # fmt: skip
+        given = {"weight": weight, "bias": bias}
+        given = {key: v for key, v in given.items() if v is not None}
+        return _emulated("layer_norm", name, given, {"eps": eps}, x)
+
+    yield "torch's layer_norm", by_torch
+    for name in _plans("layer_norm"):
+        yield _words("layer_norm", name), partial(by_plan, name)
 
 
 def _linear(held: Held, settings: Held) -> Iterator[Candidate]:
@@ -86,6 +141,24 @@ def _rope(held: Held, settings: Held) -> Iterator[Candidate]:
     yield "halves, each product and the sum rounded", rotated
 
 
+def _rope_table(held: Held, settings: Held) -> Iterator[Candidate]:
+    if "frequencies" not in settings:
+        return
+    frequencies = torch.tensor(settings["frequencies"])
+    scaling = settings.get("attention_scaling", 1.0)
+
+    def table(kind: torch.dtype | None, x: Tensor, position_ids: Tensor) -> Any:
+        kind = kind or x.dtype
+        half = position_ids[..., None].to(kind) * frequencies.to(position_ids.device, kind)
+        angle = torch.cat((half, half), -1)
+        return tuple((f(angle) * scaling).to(x.dtype) for f in (torch.cos, torch.sin))
+
+    is_narrow = torch.equal(frequencies, frequencies.bfloat16().float())
+    kept = "frequencies in BF16, " if is_narrow else ""
+    yield f"{kept}angles in FP32, cast at the end", partial(table, torch.float32)
+    yield "angles in the type of the model", partial(table, None)
+
+
 def _attention(held: Held, settings: Held) -> Iterator[Candidate]:
     plain = not any(settings.get(n) for n in ("dropout", "window", "softcap"))
     if not plain or "sinks" in held:
@@ -117,6 +190,7 @@ def _attention(held: Held, settings: Held) -> Iterator[Candidate]:
 
 def _silu(held: Held, settings: Held) -> Iterator[Candidate]:
     yield "torch's silu", F.silu
+    yield from _planned("silu", {}, {})
 
 
 def _gelu(held: Held, settings: Held) -> Iterator[Candidate]:
@@ -128,6 +202,18 @@ def _gelu(held: Held, settings: Held) -> Iterator[Candidate]:
         return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * inner))
 
     yield "gelu by tanh, each step rounded", spelled
+    for operation in ("gelu", "gelu_tanh"):
+        yield from _planned(operation, {}, {})
+
+
+def _softmax(held: Held, settings: Held) -> Iterator[Candidate]:
+    def over_the_last(function: Any, x: Tensor, dim: int = -1, *_: Any, **more: Any) -> Any:
+        if dim not in (-1, x.ndim - 1):
+            raise ValueError(f"dim={dim}: a plan of softmax is of the last axis")
+        return function(x if more.get("dtype") is None else x.to(more["dtype"]))
+
+    for words, function in _planned("softmax", {}, {}):
+        yield words, partial(over_the_last, function)
 
 
 CANDIDATES: dict[str, Callable[[Held, Held], Iterator[Candidate]]] = {
@@ -136,9 +222,11 @@ CANDIDATES: dict[str, Callable[[Held, Held], Iterator[Candidate]]] = {
     "linear": _linear,
     "embedding": _embedding,
     "rope": _rope,
+    "rope_table": _rope_table,
     "attention": _attention,
     "silu": _silu,
     "gelu": _gelu,
+    "softmax": _softmax,
 }
 
 
@@ -163,16 +251,16 @@ def _found(tape: Tape, entry: Entry, known: Mapping[int, Any]) -> tuple[str, Run
     if make is None or any(x is None for x in (*held.values(), *outputs)):
         return None
     for words, function in make(held, entry.settings):
-        run = partial(_run, function)
+        again_by = partial(_run_named, function)
         try:
-            again = run(args, kwargs)
+            again = again_by(args, kwargs)
         except FAILURES:
             continue
         if len(again) == len(outputs) and all(
             same(tape.arrays.numpy(x), tape.arrays.numpy(y))
             for x, y in zip(again, outputs, strict=True)
         ):
-            return words, run
+            return words, again_by
     return None
 
 
@@ -187,16 +275,18 @@ def revived(tape: Tape) -> Tape:
     An operation can if it gives every bit that the file has of it. Functions are found by their
     names, among those that `scopes.FUNCTIONS` has.
     """
-    return revive(tape, TensorArrays(), _tensor, _runner)
+    return revive(tape, TensorArrays(), _tensor, _runners)
 
 
-def _runner(tape: Tape, entry: Entry) -> Runner | None:
-    """Return what runs an entry of a file, None where no function is known."""
+def _runners(tape: Tape, entry: Entry) -> Iterator[Runner]:
+    """Yield what may run an entry of a file: its function, and another of the same operation, as
+    where the file is of another machine.
+    """
     function = _function(entry.function)
-    if entry.module and entry.operation in CANDIDATES and function is None:
-        chosen = _found(tape, entry, {})
-        return chosen[1] if chosen else None
-    return None if function is None else partial(_run_named, function)
+    if function is not None:
+        yield partial(_run_named, function)
+    if (function is not None or entry.module) and (chosen := _found(tape, entry, {})):
+        yield chosen[1]
 
 
 def _run_named(

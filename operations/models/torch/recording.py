@@ -60,7 +60,8 @@ from roundscope.operations.models.torch.scopes import (
 
 RUN = "run= a function that returns the model's logits"
 LOGPROBS = "logprobs= a function that computes them from the logits by functions of PyTorch"
-SETTINGS = ("eps", "variance_epsilon")  # of norms
+LOSS = "loss= a function that computes it by functions of PyTorch"
+SETTINGS = ("eps", "variance_epsilon", "attention_scaling")  # of norms and tables of angles
 OF_CALLS = ("is_causal", "scale", "dropout", "window", "softcap")
 
 
@@ -76,6 +77,8 @@ class Side:
         logprobs: A function of (logits, tokens) that computes the log-probabilities as this side
             does; by default they are computed from the logits in binary64.
         row: Which entry of the batch is compared, if the other side has a smaller batch.
+        loss: A function of (what the model returned, inputs) that returns its loss, of which
+            `error_budget` says how exact it and its gradients are.
     """
 
     model: nn.Module
@@ -83,6 +86,7 @@ class Side:
     run: Callable[[nn.Module, Any], Any] | None = None
     logprobs: Callable[[Tensor, Tensor], Tensor] | None = None
     row: int = 0
+    loss: Callable[[Any, Any], Tensor] | None = None
 
 
 class Recorder(TorchFunctionMode):
@@ -153,7 +157,7 @@ class Recorder(TorchFunctionMode):
                 note=note,
             )
             self.entries.append(entry)
-            self.runners[number] = partial(_again, func, tuple(written))
+            self.runners[number] = partial(_again, func, tuple(written), _autocast())
             return out
         finally:
             self.is_silent = was_silent
@@ -204,13 +208,32 @@ def _writes(function: str) -> bool:
     return last == "__setitem__" or (last.endswith("_") and not last.endswith("__"))
 
 
+def _autocast() -> dict[str, torch.dtype]:
+    """Return the type to which `torch.autocast` casts on each kind of device where it is on."""
+    kinds = (kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind))
+    return {kind: torch.get_autocast_dtype(kind) for kind in kinds}
+
+
 def _again(
     func: Callable[..., Any],
     written: tuple[int, ...],
+    autocast: Mapping[str, torch.dtype],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
+    grad: bool = False,
+    is_plain: bool = False,
 ) -> list[Any]:
-    """Run a function again, on copies of the arguments into which it writes."""
+    """Run a function again, on copies of the arguments into which it writes.
+
+    Args:
+        func: The function.
+        written: The numbers of these arguments.
+        autocast: The casts of `torch.autocast` where it ran.
+        args: Its arguments.
+        kwargs: Its arguments by name.
+        grad: Whether autograd keeps what it needs for gradients.
+        is_plain: Whether it runs without these casts.
+    """
     number = -1
 
     def copied(x: Any) -> Any:
@@ -219,7 +242,10 @@ def _again(
         return x.clone() if isinstance(x, Tensor) and number in written else x
 
     args, kwargs = mapped(copied, (tuple(args), dict(kwargs))) if written else (args, kwargs)
-    with torch.no_grad():
+    with ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(grad))
+        for kind, dtype in autocast.items() if not is_plain else ():
+            stack.enter_context(torch.autocast(kind, dtype))
         out = func(*args, **kwargs)
     outputs = [x for x in leaves(out) if isinstance(x, Tensor)]
     given = [x for x in leaves((args, kwargs)) if isinstance(x, Tensor)]
@@ -266,7 +292,14 @@ def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
     seen = list(claims(model))
 
     def claimed(
-        path: str, operation: str, kind: str, bare: nn.Module, inner: Any, *args: Any, **kwargs: Any
+        path: str,
+        operation: str,
+        kind: str,
+        bare: nn.Module,
+        settings: Mapping[str, Any],
+        inner: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         if recorder.is_silent:
             return inner(*args, **kwargs)
@@ -279,7 +312,7 @@ def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
             kwargs,
             module=path,
             held=dict(bare.named_parameters(recurse=False)),
-            settings={n: x for n in SETTINGS if isinstance(x := getattr(bare, n, None), float)},
+            settings=settings,
             note=note,
         )
 
@@ -322,7 +355,8 @@ def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
                 stack.callback(wrap(module, partial(within, plain_path(path))))
             else:
                 bare, kind = compiled(module) or module, _computed_by(module)
-                around = partial(claimed, plain_path(path), operation, kind, bare)
+                told = _settings_of(bare)
+                around = partial(claimed, plain_path(path), operation, kind, bare, told)
                 stack.callback(wrap(module, around))
         stack.callback(model.register_forward_pre_hook(begin).remove)
         for name, operation in GLOBALS.items():
@@ -334,6 +368,17 @@ def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
             stack.enter_context(intercept(model, attended, modules=attending))
         stack.enter_context(recorder)
         yield recorder
+
+
+def _settings_of(module: nn.Module) -> dict[str, Any]:
+    """Return numbers that a module has beside its parameters, by name."""
+    found: dict[str, Any] = {}
+    for name in SETTINGS:
+        if isinstance(x := getattr(module, name, None), float):
+            found[name] = x
+    if isinstance(frequencies := getattr(module, "inv_freq", None), Tensor):
+        found["frequencies"] = frequencies.tolist()
+    return found
 
 
 def _computed_by(module: nn.Module) -> str:
@@ -398,8 +443,13 @@ def record(side: Side, name: str = "run") -> Tape:
             logprobs = _called(name, "logprobs=", side.logprobs, result, tokens)
             with _without_modes():
                 _check_logprobs(name, logprobs, tokens)
+        loss = None
+        if side.loss is not None:
+            loss = _called(name, "loss=", side.loss, out, inputs)
+            with _without_modes():
+                _check_loss(name, loss)
     try:
-        return _tape(recorder, model, result, tokens, logprobs, side.row)
+        return _tape(recorder, model, result, tokens, logprobs, side.row, loss)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 
@@ -480,6 +530,18 @@ def _check_logprobs(name: str, logprobs: Any, tokens: Tensor) -> None:
         )
 
 
+def _check_loss(name: str, loss: Any) -> None:
+    """Refuse what a function `loss=` returned if it is not one number.
+
+    Raises:
+        ValueError: It has another type or shape.
+    """
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        raise ValueError(
+            f"{name}: loss= returned {_kind(loss)}, must return a tensor of one number, the loss"
+        )
+
+
 def _kind(x: Any) -> str:
     """Return a tensor's type and shape in words, or another value as errors show it."""
     return f"{dtype_named(x)} {tuple(x.shape)}" if isinstance(x, Tensor) else shown(x)
@@ -492,11 +554,13 @@ def _tape(
     tokens: Tensor | None,
     logprobs: Tensor | None = None,
     row: int = 0,
+    loss: Tensor | None = None,
 ) -> Tape:
     """Return what was recorded, with what it ended with."""
     value, own = recorder.value_of(result), None
     if logprobs is not None:
         own = recorder.value_of(logprobs, "the log-probabilities", LOGPROBS)
+    lost = None if loss is None else recorder.value_of(loss, "the loss", LOSS)
     # each token a row of the vocabulary
     has_logits = tokens is not None and result.dim() == 3 and result.shape[:2] == tokens.shape
     return Tape(
@@ -510,6 +574,7 @@ def _tape(
         runners=recorder.runners,
         arrays=TensorArrays(),
         row=row,
+        loss=lost,
     )
 
 

@@ -71,7 +71,11 @@ def test_other_plans(name, plan, is_causal):
     assert_equal(plan, MASKS[name], is_causal=is_causal)
 
 
-@pytest.mark.parametrize("plan", [HOPPER, "qiu-yao"], ids=["one kernel", "by way of scores"])
+@pytest.mark.parametrize(
+    "plan",
+    [HOPPER, pytest.param("qiu-yao", marks=pytest.mark.thorough)],
+    ids=["one kernel", "by way of scores"],
+)
 def test_causal_and_in_parts(monkeypatch, plan):
     """A program that reads the mask of another part's keys, or scores above the diagonal."""
     jax.clear_caches()  # what was compiled has its own room

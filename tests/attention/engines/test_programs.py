@@ -19,8 +19,9 @@ from roundscope.emu.backends.fused.graph import I64, Graph
 from tests.checks.fuzz_programs import differences, fuzz, traced
 
 USUAL = ("fa2", "fa2-bf16", "fa3-fp8", "cudnn", "qiu-yao")
+OFTEN = ("fa2", "fa3-fp8", "qiu-yao")
 ALL = [
-    pytest.param(name, marks=() if name in USUAL else (pytest.mark.thorough,))
+    pytest.param(name, marks=() if name in OFTEN else (pytest.mark.thorough,))
     for name in (*PRESETS, *TWINS)
 ]
 UNCOVERED = ("mxfp8-attention", "gpt-oss", "sage-int8")  # blocks, the gradient of a maximum

@@ -33,6 +33,10 @@ def cast(x):
     import ml_dtypes
     return x.astype(ml_dtypes.bfloat16).astype("float32")
 
+def model():
+    import torch
+    return torch.nn.Linear(4, 4).bfloat16(), {"input": torch.ones(2, 4).bfloat16()}
+
 notfn = 3
 """
 

@@ -23,6 +23,7 @@ LINES = {
     "diagnose": "diagnose t.safetensors",
     "identify": "identify o.safetensors --budget 1",
     "compare": "compare a.safetensors a.safetensors",
+    "budget": "budget km:model --no-gradients",
     "check": "check km:good --tokens 16 --features 16 --heads 1 --batch 2 --draws 1 --budget 1"
     " --only explanation --forward",
     "sweep": "sweep T=16 N=1 H=16 --dry-run",

@@ -69,7 +69,9 @@ def on_tf32(plan, *changes):
     return plan.adding("PV", Accumulator.tensor_core("hopper", "tf32")).changed(*changes)
 
 
-@pytest.mark.parametrize("name", ["cudnn", "cudnn-fp16", "eager"])
+@pytest.mark.parametrize(
+    "name", ["cudnn", pytest.param("cudnn-fp16", marks=pytest.mark.thorough), "eager"]
+)
 def test_a_twin_is_named(name):
     """So few tokens may not tell it from another, which is then named beside it. BF16 holds the
     inputs, of a kernel in FP16 too.
@@ -214,7 +216,10 @@ def test_the_compiled_code_on_two_tiles_without_a_mask_is_named():
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("qiu-yao-eager", []), ("qiu-yao-compiled", ["first_tile_apart=false"])],
+    [
+        pytest.param("qiu-yao-eager", [], marks=pytest.mark.thorough),
+        ("qiu-yao-compiled", ["first_tile_apart=false"]),
+    ],
 )
 def test_tiles_and_the_first_of_them_are_found(name, words):
     """Tiles of another size than the twin's, and a first query tile that is like the others, which

@@ -1,0 +1,138 @@
+"""Entries of a tape as calls of our operations, which run under plans.
+
+`calls_of` says what an entry is in the words of `operations.run`; `emulated` and
+`emulated_gradients` compute it under a plan, in the place of the model's own function.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roundscope.attention.torch.arrays import numpy_of, tensor_of
+from roundscope.events.plan import BasePlan
+from roundscope.operations.catalogue import OPERATIONS
+from roundscope.operations.models.tape import Entry, Ref
+from roundscope.operations.operation import Shape
+from roundscope.operations.run import run
+
+
+class CallOf(NamedTuple):
+    """A call of an operation that makes an output of an entry.
+
+    operation  its name
+    inputs     the values that it reads, by the names of its inputs
+    settings   its settings
+    output     the number of the output
+    """
+
+    operation: str
+    inputs: Mapping[str, int]
+    settings: Mapping[str, Any] = {}
+    output: int = 0
+
+
+def calls_of(entry: Entry) -> tuple[CallOf, ...]:
+    """Return an entry as calls of our operations; () if it is none that is known."""
+    args, kwargs = entry.arguments
+    given: dict[Any, Any] = dict(enumerate(args)) | dict(kwargs)
+
+    def ref(*names: Any) -> int | None:
+        found = next((given[n] for n in names if n in given), None)
+        return found.value if isinstance(found, Ref) else None
+
+    held = {name: r.value for name, r in entry.held.items()}
+    x = ref(0, "input", "hidden_states", "x")
+    if x is None:
+        return ()
+    if entry.operation == "rms_norm" and "weight" in held and entry.settings:
+        eps = next(iter(entry.settings.values()))
+        return (CallOf("rms_norm", {"x": x, "weight": held["weight"]}, {"eps": eps}),)
+    if entry.operation == "linear" and entry.function.endswith(("Linear", "linear")):
+        own: dict[str, int | None] = dict(held) or {
+            n: ref(i, n) for i, n in ((1, "weight"), (2, "bias"))
+        }
+        found = {n: v for n, v in own.items() if v is not None}
+        return (CallOf("linear", {"x": x} | found),) if "weight" in found else ()
+    if entry.operation == "rope" and len(entry.outputs) == 2:
+        k, cos, sin = (ref(i) for i in (1, 2, 3))
+        if k is None or cos is None or sin is None:
+            return ()
+        return tuple(
+            CallOf("rope", {"x": v, "cos": cos, "sin": sin}, {}, i) for i, v in enumerate((x, k))
+        )
+    if entry.operation == "silu":
+        return (CallOf("silu", {"x": x}),)
+    other = ref(1, "other")
+    if entry.operation == "add" and other is not None and not kwargs:
+        return (CallOf("add", {"a": x, "b": other}),)
+    return ()
+
+
+def emulated(entry: Entry, plan: BasePlan, known: Mapping[int, Tensor]) -> list[Tensor]:
+    """Return the outputs of an entry under a plan, in binary64."""
+    found: list[Tensor] = [torch.empty(0)] * len(entry.outputs)
+    for call, inputs in arrays_of(entry, known):
+        ran = run(call.operation, plan, inputs, settings=call.settings)
+        found[call.output] = _tensor(ran.outputs["out"], known)
+    return found
+
+
+def emulated_gradients(
+    entry: Entry, plan: BasePlan, known: Mapping[int, Tensor], given: Sequence[Tensor | None]
+) -> dict[int, Tensor]:
+    """Return the gradients of what an entry reads under a plan, in binary64."""
+    found: dict[int, Tensor] = {}
+    for call, inputs in arrays_of(entry, known):
+        own = given[call.output]
+        if own is None:
+            continue
+        ran = run(
+            call.operation,
+            plan,
+            inputs,
+            settings=call.settings,
+            gradients={"out": numpy_of(own.cpu())},
+        )
+        for name, gradient in ran.gradients.items():
+            if name in call.inputs:
+                v, x = call.inputs[name], _tensor(gradient, known)
+                found[v] = found[v] + x if v in found else x
+    return found
+
+
+def arrays_of(
+    entry: Entry, known: Mapping[int, Tensor]
+) -> Iterator[tuple[CallOf, dict[str, np.ndarray]]]:
+    """Yield the calls of an entry with their arrays, rows of one shape."""
+    for call in calls_of(entry):
+        tensors = {name: known[v] for name, v in call.inputs.items()}
+        if call.operation == "rope":  # tables (B, T, F) of heads (B, N, T, F)
+            shape = tensors["x"].shape
+            tables = {n: tensors[n].unsqueeze(1).expand(shape) for n in ("cos", "sin")}
+            tensors |= tables
+        yield call, {name: numpy_of(x.cpu()) for name, x in tensors.items()}
+
+
+def is_emulated(entry: Entry, known: Mapping[int, Tensor]) -> bool:
+    """Return whether an entry is calls of our operations, in the shapes that these take."""
+    calls = calls_of(entry)
+    for call in calls:
+        rows = {
+            tuple(known[call.inputs[v.name]].shape)
+            for v in OPERATIONS[call.operation].inputs
+            if v.name in call.inputs and v.shape is Shape.ROWS
+        }
+        if call.operation != "rope" and len(rows) > 1:  # as of an addition that broadcasts
+            return False
+        if not all(known[v].is_floating_point() for v in call.inputs.values()):
+            return False
+    return bool(calls)
+
+
+def _tensor(x: np.ndarray, known: Mapping[int, Tensor]) -> Tensor:
+    """Return an array in binary64, where the values of an entry are."""
+    device = next(iter(known.values())).device
+    return tensor_of(np.asarray(x).astype(np.float64)).to(device)

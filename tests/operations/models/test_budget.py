@@ -1,0 +1,346 @@
+"""The error budget of a model: errors whose maker is planted, and the arithmetic of autograd."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from roundscope.torch import error_budget
+
+pytest.importorskip("transformers")
+
+from roundscope.operations.models.torch.budgeting import own_gradients
+from roundscope.operations.models.torch.recording import Side, record
+from roundscope.operations.models.torch.stepping import SUMS, Step
+from tests.operations.models import small
+
+BF16 = torch.bfloat16
+IDS = small.tokens(1, 16)
+
+
+def square(out, inputs):
+    return out.square().mean()
+
+
+class Rough(nn.Module):
+    """A module that casts to BF16 within, named as an operation is."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(1 + 0.1 * torch.randn(width, dtype=torch.float64))
+        self.variance_epsilon = 1e-6
+
+    def forward(self, x):
+        return (x.to(BF16) * self.weight.to(BF16)).to(x.dtype)
+
+
+class RoughRMSNorm(Rough):
+    pass
+
+
+class RoughLayerNorm(Rough):
+    pass
+
+
+class Chain(nn.Module):
+    def __init__(self, *modules):
+        super().__init__()
+        self.each = nn.ModuleList(modules)
+
+    def forward(self, x):
+        for module in self.each:
+            x = module(x)
+        return x
+
+
+class Branches(nn.Module):
+    """Two modules side by side, whose results are added."""
+
+    def __init__(self, one, two):
+        super().__init__()
+        self.one, self.two = one, two
+
+    def forward(self, x):
+        return self.one(x) + self.two(x)
+
+
+def made(width=32):
+    torch.manual_seed(0)
+    x = torch.randn(24, width, dtype=torch.float64)
+    return {"x": x}, nn.Linear(width, width).double(), RoughRMSNorm(width)
+
+
+def test_binary64_makes_no_error():
+    given, linear, _ = made()
+    found = error_budget(Chain(linear, nn.SiLU()), given, loss=square)
+    assert found.is_exact and not found.lines and found.total.loss == 0
+    assert found.sentence == "The step of 4 operations makes no error beyond binary64's."
+
+
+def test_the_only_rough_operation_makes_all():
+    given, linear, rough = made()
+    model = Chain(linear, rough, nn.Linear(32, 32).double())
+    found = error_budget(model, given, loss=square)
+    (line,) = found.lines
+    assert line.group == "rms_norm"
+    for name in (*found.results, *found.total.weights):
+        assert line.share(name, found.total) == pytest.approx(1, abs=1e-9)
+        assert line.without.of(name) < 1e-14
+    with torch.no_grad():
+        x = linear(given["x"])
+        end = model(given["x"])
+        exact = model.each[2](x * rough.weight)
+    error = float((end - exact).norm() / exact.norm())
+    assert found.total.end == pytest.approx(error, rel=1e-9) and error > 1e-4
+    assert found.total.largest == pytest.approx(float((end - exact).abs().max()), rel=1e-9)
+    loss = float(end.square().mean() - exact.square().mean())
+    assert found.total.loss == pytest.approx(loss, rel=1e-9)
+
+
+def test_shares_of_two_rough_operations_are_their_errors():
+    """Of branches that are added each has the error that it has by itself."""
+    given, *_ = made()
+    x = given["x"]
+    model = Branches(RoughRMSNorm(32), RoughLayerNorm(32))
+    model.two.weight.data *= 4
+    found = error_budget(model, given, loss=square)
+    with torch.no_grad():
+        errors = [(m(x) - x * m.weight).numpy() for m in (model.one, model.two)]
+    squares = [(e**2).sum() for e in errors]
+    total = ((errors[0] + errors[1]) ** 2).sum()
+    by_name = {line.group: line for line in found.lines}
+    assert set(by_name) == {"rms_norm", "layer_norm"}
+    for name, own in zip(("rms_norm", "layer_norm"), squares, strict=True):
+        assert by_name[name].share("end", found.total) == pytest.approx(own / total, rel=1e-9)
+    cross = 2 * (errors[0] * errors[1]).sum() / total
+    assert found.interaction("end") == pytest.approx(cross, abs=1e-9)
+
+
+def test_gradients_are_those_of_autograd_and_their_errors_too():
+    """Against gradients that torch computes of two models without our replay."""
+    given, linear, rough = made()
+    model, x = Chain(linear, rough), given["x"]
+    found = error_budget(model, given, loss=square)
+
+    def gradients(function):
+        out = function(linear(x)).square().mean()
+        return torch.autograd.grad(out, list(model.parameters()))
+
+    own, exact = gradients(rough), gradients(lambda h: h * rough.weight)
+    names = [name for name, _ in model.named_parameters()]
+    assert set(found.total.weights) == set(names) and found.unequal == 0
+    for name, g, e in zip(names, own, exact, strict=True):
+        told = found.total.weights[name]
+        assert told.error == pytest.approx(float((g - e).norm() / e.norm()), rel=1e-9)
+        along = float(((g - e) * e).sum() / (e * e).sum())
+        assert told.gain == pytest.approx(along, rel=1e-6, abs=1e-12)
+
+
+class Widened(nn.Module):
+    """A weight in BF16 that is read in binary64, so that its gradient alone is rounded."""
+
+    def __init__(self, times):
+        super().__init__()
+        self.weight, self.times = nn.Parameter(torch.ones(8, dtype=BF16)), times
+
+    def forward(self, x):
+        return sum(self.weight.double() * x[i] for i in range(self.times))
+
+
+def total(out, inputs):
+    return out.sum()
+
+
+def rounding_error(x):
+    return float((x.to(BF16).double() - x).norm() / x.norm())
+
+
+def test_a_cast_rounds_its_gradient():
+    x = torch.randn(1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = error_budget(Widened(1), {"x": x}, loss=total)
+    (line,) = found.lines
+    assert line.group == "cast bf16 to fp64" and line.alone.end == 0
+    for errors in (found.total, line.alone, line.backward):
+        assert errors.gradients.error == pytest.approx(rounding_error(x[0]), rel=1e-9)
+    assert found.total.weights["weight"] == found.total.gradients
+
+
+def test_sums_of_gradients_are_an_operation():
+    """Of a weight that is read twice, with gradients of which BF16 holds each and not the sum."""
+    x = torch.tensor([[1.0 + i / 64, 2.0**-9 * (2 * i + 1)] for i in range(8)]).double().T
+    assert rounding_error(x) == 0 and rounding_error(x.sum(0)) > 1e-3
+    found = error_budget(Widened(2), {"x": x}, loss=total)
+    (line,) = found.lines
+    assert line.group == "sums of gradients" and found.unequal == 0
+    assert line.alone.gradients.error == pytest.approx(rounding_error(x.sum(0)), rel=1e-9)
+    assert found.repair("gradients").words == "sums of gradients: fp32"
+    assert found.repair("gradients").errors.gradients.error == 0
+
+
+def test_a_llama_step_is_replayed_to_the_bit():
+    """With all in its own arithmetic the replay is torch's step: results and gradients."""
+
+    def loss(out, tokens):
+        x = out.logits[:, :-1].float()
+        return F.cross_entropy(x.reshape(-1, x.shape[-1]), tokens[:, 1:].reshape(-1))
+
+    side = Side(small.llama(), IDS, loss=loss)
+    tape = record(side)
+    step = Step(tape, side.model)
+    every = dict.fromkeys((*range(len(tape.entries)), SUMS), "own")
+    ran = step.run(every, end=tape.loss)
+    own = own_gradients(side)
+    assert len(ran.gradients) == len(own) == 21
+    for v, parameter in step.parameters.items():
+        assert torch.equal(ran.gradients[v], own[id(parameter)])
+    for entry in tape.entries:
+        for v in entry.outputs:
+            assert torch.equal(ran.values[v].double(), tape.values[v].array.double())
+
+
+class Block(nn.Module):
+    """A layer of modules of torch, none of which casts by itself."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        self.norm, self.other = nn.RMSNorm(width, eps=1e-6), nn.RMSNorm(width, eps=1e-6)
+        self.qkv, self.up, self.down = (
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, 2 * width),
+            nn.Linear(2 * width, width),
+        )
+
+    def forward(self, x):
+        q, k, v = (
+            y.unflatten(-1, (2, -1)).transpose(1, 2) for y in self.qkv(self.norm(x)).chunk(3, -1)
+        )
+        x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2)
+        return x + self.down(F.silu(self.up(self.other(x))))
+
+
+def language(dtype, cast=False):
+    """A model of two such layers with random weights, possibly under autocast."""
+
+    class Language(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.blocks = nn.Embedding(64, 32), nn.Sequential(Block(), Block())
+            self.head = nn.Linear(32, 64)
+
+        def forward(self, ids):
+            with torch.autocast("cpu", BF16, enabled=cast):
+                return self.head(self.blocks(self.embed(ids)))
+
+    torch.manual_seed(0)
+    return Language().to(BF16).to(dtype)
+
+
+@pytest.mark.parametrize(("dtype", "cast"), [(BF16, False), (torch.float32, True)])
+def test_the_judge_is_the_model_in_binary64(dtype, cast):
+    """Against torch's own loss and gradients of the model and of its copy in binary64."""
+    ids = IDS % 64
+    found = error_budget(language(dtype, cast), ids, events=False)
+    losses, gradients = [], []
+    for model in (language(dtype, cast), language(torch.float64)):
+        x = model(ids)[:, :-1].double()
+        loss = F.cross_entropy(x.flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        losses.append(float(loss.detach()))
+        gradients.append(torch.cat([p.grad.double().flatten() for p in model.parameters()]))
+    own, exact = gradients
+    assert found.total.loss == pytest.approx(losses[0] - losses[1], abs=1e-12)
+    told = found.total.gradients
+    assert told.error == pytest.approx(float((own - exact).norm() / exact.norm()), rel=1e-3)
+    assert told.gain == pytest.approx(float((own - exact) @ exact / (exact @ exact)), abs=1e-5)
+    assert found.is_logprobs and abs(found.interaction("gradients")) < 0.3
+    if not cast:  # which converts a weight once for all that read it
+        assert found.unequal == 0
+        assert told.error == pytest.approx(float((own - exact).norm() / exact.norm()), rel=1e-12)
+
+
+def test_an_event_of_a_plan_that_is_the_only_rounding():
+    """Of an addition in BF16 its one event is the whole operation."""
+    found = error_budget(small.llama(layers=1), IDS, gradients=False)
+    (add,) = [line for line in found.lines if line.group == "add"]
+    (out,) = [line for line in found.events if line.group == "add"]
+    assert out.event == "OUT" and out.how == "bf16"
+    assert out.alone.end == pytest.approx(add.alone.end, rel=1e-9)
+    assert out.without.end == pytest.approx(add.without.end, rel=1e-9)
+
+
+def test_another_plan_is_the_model_that_has_it():
+    """What the words of a plan would change is what a model with that arithmetic has."""
+    model, late = small.llama(), small.with_late_cast(small.llama())
+    found = error_budget(
+        model, IDS, plan={"rms_norm": "XC=fp32 XW=fp32"}, gradients=False, events=False
+    )
+    want = error_budget(late, IDS, gradients=False, events=False)
+    assert found.tried[-1].words == "rms_norm: XC=fp32 XW=fp32"
+    assert found.tried[-1].errors.end == pytest.approx(want.total.end, rel=1e-9)
+    assert found.total.end != pytest.approx(want.total.end, rel=1e-3)
+
+
+class Large(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((4,), 300.0, dtype=torch.float16))
+
+    def forward(self, x):
+        return (x * self.weight) / 256 + x
+
+
+def test_what_is_not_finite_comes_first():
+    x = {"x": torch.tensor([[1.0, 2.0, 3.0, 300.0]], dtype=torch.float16)}
+    found = error_budget(Large(), x, loss=lambda out, inputs: out.float().square().mean())
+    assert math.isinf(found.total.end) and math.isinf(found.total.gradients.error)
+    assert found.sentence.startswith("1 of 4 results is infinite, first in mul")
+    assert "With mul in binary64 alone, all are finite." in found.sentence
+    assert all(math.isnan(line.share("end", found.total)) for line in found.lines)
+
+
+def test_a_gradient_that_is_not_finite_comes_first():
+    """A loss that is scaled too much for FP16, and results that are finite."""
+    x = {"x": torch.tensor([[1.0, 2.0, 3.0, 4.0]], dtype=torch.float16)}
+    found = error_budget(Large(), x, loss=lambda out, inputs: out.float().sum() * 2.0**17)
+    assert found.total.end < 1e-2 and math.isinf(found.total.gradients.error)
+    assert found.sentence.startswith("4 of 4 gradients are infinite, first in the gradient that")
+    assert "With cast fp16 to fp32 in binary64 alone, all are finite." in found.sentence
+
+
+def test_logits_that_are_not_numbers():
+    model = small.llama(layers=1, dtype=torch.float16)
+    model.model.layers[0].mlp.down_proj.weight.data *= 6e4
+    model.model.layers[0].mlp.up_proj.weight.data *= 1e4
+    found = error_budget(model, IDS, gradients=False, events=False)
+    assert found.broken and math.isinf(found.total.kl) and math.isinf(found.total.end)
+    assert math.isinf(found.total.mean) and str(found).startswith(
+        found.broken.lost.words("results")
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"by": "kind"}, "by"),
+        ({"plan": {"rms_nrom": "OUT=fp32"}}, "rms_nrom"),
+        ({"plan": {"attention": "OUT=fp32"}}, "attention='OUT=fp32': it has no plans"),
+        ({"plan": {"rms_norm": "OUTT=fp32"}}, "OUTT"),
+        ({"plan": {"rms_norm": "nowhere"}}, "nowhere"),
+        ({"loss": lambda out, inputs: out.logits}, "loss= returned bfloat16"),
+    ],
+)
+def test_wrong_arguments_are_named(more, text):
+    with pytest.raises(ValueError, match=text):
+        error_budget(small.llama(layers=1), IDS, events=False, **more)
+
+
+def test_an_output_needs_a_loss_for_gradients():
+    given, linear, _ = made()
+    with pytest.raises(ValueError, match="loss= is needed"):
+        error_budget(Chain(linear), given)
+    found = error_budget(Chain(linear), given, gradients=False)
+    assert found.results == ("end",) and found.called("end") == "output"
+    assert not np.isfinite(found.total.of("gradients"))

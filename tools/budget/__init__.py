@@ -1,0 +1,1 @@
+"""`roundscope budget`: which operation of a model makes how much of its error."""
