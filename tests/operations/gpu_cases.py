@@ -18,6 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors import safe_open
 
+from roundscope.emu.backends.numba.ops import numpy_ops
+from roundscope.emu.instructions.error_function import erff, erff_of_libdevice
+from roundscope.emu.instructions.polynomials import tanhf
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.operations import OPERATIONS, run
 from roundscope.operations.layer_norm import torch_cuda as layer_norm
@@ -226,6 +229,31 @@ def compared(
         yield name, kept, wanted, dict(sorted(shares.items(), reverse=True))
 
 
+FUNCTIONS = {
+    "function/torch/erf-near": ("out", erff),
+    "function/torch/erf-far": ("out", erff),
+    "function/torch/erf-many": ("out", erff),
+    "function/torch/tanh-many": ("out", tanhf),
+    "functions/libdevice": ("erf", erff_of_libdevice),
+}
+
+
+def functions(folder: Path) -> Iterator[tuple[str, float]]:
+    """Yield functions of a capture with the share of equal numbers; of many there is a digest, and
+    the share is 0 or 1.
+    """
+    for name, (note, outputs) in cases(folder).items():
+        if name not in FUNCTIONS or "failed" in note:
+            continue
+        key, function = FUNCTIONS[name]
+        x = inputs(note)["x"].astype(np.float64)
+        found = function(numpy_ops(), x).astype(np.float32)
+        if key in outputs:
+            yield name, float((found == outputs[key]).mean())
+        else:
+            yield name, float(hashlib.sha256(found.tobytes()).hexdigest() == note["sha256"])
+
+
 def file_of(name: str) -> str:
     """Return the file of a case's digest."""
     operation, source = name.split("/")[:2]
@@ -250,6 +278,8 @@ def main() -> None:
         kept |= {"sha256": equal.pop("out")} if "out" in equal else {}
         kept |= {"gradients": equal} if equal else {}
         stored.setdefault(sys.argv[3] if len(sys.argv) > 3 else file_of(name), {})[name] = kept
+    for name, share in functions(Path(sys.argv[1])):
+        print(f"{share:9.4%}  {name}", flush=True)
     for file, own in stored.items() if len(sys.argv) > 2 else ():
         with safe_open(next(Path(sys.argv[1]).glob("*.safetensors")), "numpy") as capture:
             about = {k: v for k, v in capture.metadata().items() if k != "notes"}

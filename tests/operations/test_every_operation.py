@@ -101,7 +101,8 @@ def test_every_plan_computes_the_operation(name, plan):
         exact = exact / given["weight"] * (1.0 + given["weight"])
     if "pairs" in OPERATIONS[name].plan.choices() and plan_of(OPERATIONS[name], plan).pairs:
         return  # another function: its features are in another order (tests/operations/test_rope)
-    bits = {"e4m3": 1.5, "mxfp8": 1.5, "mxfp4": 6.0, "nvfp4": 6.0}  # of few; results of up to 30
+    # operands of 4 bits, or of 2, each of which is off by a quarter at most; results of up to 40
+    bits = {"e4m3": 1.5, "mxfp8": 1.5, "mxfp4": 10.0, "nvfp4": 10.0}
     size = max([0.05, *(most for word, most in bits.items() if word in plan)])
     np.testing.assert_allclose(found.astype(np.float64), exact, rtol=0.05, atol=size)
 
@@ -155,7 +156,7 @@ def test_gradients_are_slopes(name):
             assert slope / 2e-5 == pytest.approx(gradient.flat[place], rel=1e-5, abs=1e-6), n
 
 
-@but_in_ci(WITH_GRADIENTS, "gelu", "softmax")
+@but_in_ci(WITH_GRADIENTS, "gelu", "gelu_tanh")
 def test_gradients_are_the_same_under_xla(name):
     """A backward that XLA fuses; an injection at a backward event that is lost."""
     given = inputs_of(name)
@@ -174,7 +175,7 @@ def test_gradients_are_the_same_under_xla(name):
             assert not all(same(one.gradients[n], x) for n, x in hit.items()), site
 
 
-@but_in_ci(OPERATIONS, "layer_norm", "gelu_tanh")
+@but_in_ci(OPERATIONS, "layer_norm", "gelu", "gelu_tanh")
 def test_rows_do_not_depend_on_each_other(name):
     """A coordinate that is counted from the first row of a part; random bits of columns alone."""
     own = OPERATIONS[name]

@@ -20,7 +20,7 @@ def drawn(torch, dtype):
     return x.to(dtype)
 
 
-def compared(plan, operation, function, x, **more):
+def compared(plan, operation, function, x):
     out = numbers(function(x))
     found = run(operation, plan, {"x": numbers(x)}).outputs["out"].astype(np.float32)
     shares = shares_of_gradients(operation, plan, function, {"x": x})
@@ -54,10 +54,9 @@ def test_every_bit_of_transformers(suffix):
     torch, dtype = torch_of(suffix)
     activations = pytest.importorskip("transformers.activations")
     x = drawn(torch, dtype)
-    wanted = numbers(activations.NewGELUActivation()(x))
-    found = run("gelu_tanh", f"transformers-new{suffix}", {"x": numbers(x)}).outputs["out"]
-    share = (found.astype(np.float32) == wanted).mean()
-    assert share >= (0.999 if suffix == "-fp32" else 1.0)  # the tanh of another library
+    out, dx = compared(f"transformers-new{suffix}", "gelu_tanh", activations.NewGELUActivation(), x)
+    assert out >= (0.999 if suffix == "-fp32" else 1.0)  # the tanh of another library
+    assert dx >= {"": 1.0, "-fp16": 0.999, "-fp32": 0.998}[suffix]
 
 
 def test_erf_to_binary64():
@@ -69,15 +68,15 @@ def test_erf_to_binary64():
     assert special.tolist() == [1.0, -1.0, 0.0, 0.0] and np.signbit(special[3])
 
 
-@pytest.mark.parametrize(
-    ("name", "ulps"), [("erff", 2.0), ("erff_of_libdevice", 2.0), ("erf_by_vectors", 4.0)]
-)
-def test_error_functions_are_near(name, ulps):
-    """A coefficient of another power; NaN, infinities and zeros."""
+@pytest.mark.parametrize("name", ["erff", "erff_of_libdevice", "erf_by_vectors"])
+def test_error_functions_are_near(name):
+    """A coefficient of another power; NaN and infinities. CUDA says 2 ulps of erff."""
     x = np.linspace(-6.0, 6.0, 20001, dtype=np.float32).astype(np.float64)
     with np.errstate(invalid="ignore"):
         found = getattr(error_function, name)(numpy_ops(), np.append(x, [np.inf, -np.inf, np.nan]))
     wanted = np.vectorize(math.erf)(x)
-    size = np.abs(wanted) if name != "erf_by_vectors" else np.ones_like(wanted)
-    assert np.all(np.abs(found[:-3] - wanted) <= ulps * np.spacing(size.astype(np.float32)))
+    limit = 2.0 * np.spacing(np.abs(wanted).astype(np.float32))
+    if name == "erf_by_vectors":  # the formula's own error, and seven steps on numbers below 2
+        limit = 1.5e-7 + 7 * 2.0**-24
+    assert np.all(np.abs(found[:-3] - wanted) <= limit)
     assert found[-3:-1].tolist() == [1.0, -1.0] and np.isnan(found[-1])

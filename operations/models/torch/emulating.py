@@ -63,12 +63,46 @@ def calls_of(entry: Entry) -> tuple[CallOf, ...]:
         return tuple(
             CallOf("rope", {"x": v, "cos": cos, "sin": sin}, {}, i) for i, v in enumerate((x, k))
         )
+    if entry.operation == "layer_norm":
+        return _layer_norm(entry, given, x)
+    if entry.operation == "gelu":
+        by_tanh = _gelu_is_by_tanh(entry, given)
+        return () if by_tanh is None else (CallOf("gelu_tanh" if by_tanh else "gelu", {"x": x}),)
+    if entry.operation == "softmax":
+        is_last = given.get("dim", given.get(1)) == -1 and given.get("dtype") is None
+        return (CallOf("softmax", {"x": x}),) if is_last else ()
     if entry.operation == "silu":
         return (CallOf("silu", {"x": x}),)
     other = ref(1, "other")
     if entry.operation == "add" and other is not None and not kwargs:
         return (CallOf("add", {"a": x, "b": other}),)
     return ()
+
+
+def _layer_norm(entry: Entry, given: Mapping[Any, Any], x: int) -> tuple[CallOf, ...]:
+    """Return a LayerNorm over the last axis, of a module or of F.layer_norm, as a call."""
+    held, eps = dict(entry.held), entry.settings.get("eps")
+    if not entry.module:
+        if len(given.get("normalized_shape", given.get(1, ()))) != 1:
+            return ()
+        held = {n: given.get(n, given.get(i)) for i, n in ((2, "weight"), (3, "bias"))}
+        eps = given.get("eps", given.get(4, 1e-5))
+    if eps is None:
+        return ()
+    found = {n: r.value for n, r in held.items() if isinstance(r, Ref)}
+    return (CallOf("layer_norm", {"x": x} | found, {"eps": eps}),)
+
+
+def _gelu_is_by_tanh(entry: Entry, given: Mapping[Any, Any]) -> bool | None:
+    """Return whether a gelu is the form by tanh; None if its module does not tell."""
+    if not entry.module:
+        return bool(given.get("approximate", "none") == "tanh")
+    if entry.function in ("NewGELUActivation", "GELUTanh"):
+        return True
+    if entry.function == "GELUActivation":
+        return False
+    approximate = entry.settings.get("approximate")
+    return None if approximate is None else bool(approximate == "tanh")
 
 
 def emulated(entry: Entry, plan: BasePlan, known: Mapping[int, Tensor]) -> list[Tensor]:

@@ -61,7 +61,8 @@ from roundscope.operations.models.torch.scopes import (
 RUN = "run= a function that returns the model's logits"
 LOGPROBS = "logprobs= a function that computes them from the logits by functions of PyTorch"
 LOSS = "loss= a function that computes it by functions of PyTorch"
-SETTINGS = ("eps", "variance_epsilon", "attention_scaling")  # of norms and tables of angles
+SETTINGS = ("eps", "variance_epsilon", "attention_scaling", "approximate")
+# of norms, of tables of angles, and of gelu
 OF_CALLS = ("is_causal", "scale", "dropout", "window", "softcap")
 
 
@@ -371,10 +372,10 @@ def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
 
 
 def _settings_of(module: nn.Module) -> dict[str, Any]:
-    """Return numbers that a module has beside its parameters, by name."""
+    """Return numbers and words that a module has beside its parameters, by name."""
     found: dict[str, Any] = {}
     for name in SETTINGS:
-        if isinstance(x := getattr(module, name, None), float):
+        if isinstance(x := getattr(module, name, None), float | str):
             found[name] = x
     if isinstance(frequencies := getattr(module, "inv_freq", None), Tensor):
         found["frequencies"] = frequencies.tolist()
