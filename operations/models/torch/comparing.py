@@ -10,6 +10,7 @@ from roundscope.emu.shown import shown
 from roundscope.operations.models.comparison import Comparison, compare_tapes
 from roundscope.operations.models.tape import Tape
 from roundscope.operations.models.tape_file import load_tape
+from roundscope.operations.models.torch.arrays import TensorArrays
 from roundscope.operations.models.torch.candidates import revived, words_of
 from roundscope.operations.models.torch.emulated import Emulated, with_plans, words_by_plan
 from roundscope.operations.models.torch.recording import Side, record
@@ -49,9 +50,15 @@ def compare(a: Given, b: Given, *, tell: Callable[[str], None] = lambda text: No
         >>> print(compare((model, x), (model, x)).sentence)
         The two runs are equal: 2 operations, 256 numbers of the output, every bit.
     """
-    tapes = with_plans(_tape(a, "a", tell), _tape(b, "b", tell), tell)
-    found = compare_tapes(*tapes, identify=_words, tell=tell)
-    return replace(found, notes=(*found.notes, *_notes(tapes)))
+    return compared(tape_of(a, "a", tell), tape_of(b, "b", tell), tell)
+
+
+def compared(a: Tape, b: Tape, tell: Callable[[str], None]) -> Comparison:
+    """Compare two tapes."""
+    if all(isinstance(tape.arrays, TensorArrays) for tape in (a, b)):
+        a, b = with_plans(a, b, tell)
+    found = compare_tapes(a, b, identify=_words, tell=tell)
+    return replace(found, notes=(*found.notes, *_notes((a, b))))
 
 
 def _notes(tapes: tuple[Tape, Tape]) -> list[str]:
@@ -76,12 +83,13 @@ def _words(tape: Tape, number: int) -> str:
     return words_by_plan(tape, number) or words  # with the plans that tie
 
 
-def _tape(given: Given, name: str, tell: Callable[[str], None]) -> Tape:
-    if isinstance(given, Tape):
-        return given
+def tape_of(given: Given, name: str, tell: Callable[[str], None]) -> Tape:
+    """Return the tape of a run; name: what it is called in error messages."""
     if isinstance(given, str | os.PathLike):
         tell(f"reading {os.fspath(given)}")
-        return revived(load_tape(Path(given)))
+        given = load_tape(Path(given))
+    if isinstance(given, Tape):
+        return given if given.runners else revived(given)
     if isinstance(given, tuple) and 2 <= len(given) <= 4:
         given = Side(*given)
     if not isinstance(given, Side):
