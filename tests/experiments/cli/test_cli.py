@@ -266,6 +266,8 @@ def test_sites_of_a_plan(run):
     )
     code, out, _ = run("sites", "--plan", "fa2-bf16")
     assert code == 0 and "rounding" in out and "LANES" not in out
+    code, out, _ = run("sites", "--plan", "cudnn; P=fp16", "--json")
+    assert {r["name"]: r for r in json.loads(out)}["P"]["rounding"] == "fp16"
     code, _, err = run("sites", "--plan", "cudn")
     assert code == 2 and "--plan 'cudn'" in err and "cudnn" in err and err.count("\n") == 1
 
