@@ -245,6 +245,11 @@ def next_step(found: Findings) -> tuple[str, str]:
             " or print the maxima and row sums of the kernel). After the repair, check again",
             again,
         )
+    if found.suspect:
+        return (
+            f"Next: look there in the code: {found.suspect}. After the repair, check again",
+            again,
+        )
     if "explanation" in tests:
         return (
             "Next: no rounding does this, so look for a mistake in the code: masks, tiles, scales."

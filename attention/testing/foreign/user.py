@@ -16,7 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.attention.testing.calls import Inputs, Outputs, check_kept, first_of, parts_of
+from roundscope.attention.testing.calls import (
+    Inputs,
+    Outputs,
+    check_kept,
+    first_of,
+    parts_of,
+    sums_of,
+)
 from roundscope.emu.errors import Problem, tidy_errors, unknown
 from roundscope.emu.numbers import check_truth
 from roundscope.emu.shown import shown
@@ -256,13 +263,16 @@ def _run_numpy(function: Callable[..., Any], c: Convention, x: Inputs) -> Output
     given = [_turned(a, c.layout) for a in (x.q, x.k, x.v, x.do)]
     before = [a.tobytes() for a in given]
     q, k, v, do = given
+    sums = None
     if c.is_own_backward:
         results = parts_of(function(q, k, v, **options | {c.names["do"]: do}))
     else:
-        results = (first_of(function(q, k, v, **options)),)
+        result = function(q, k, v, **options)
+        results, sums = (first_of(result),), sums_of(result, x)
     check_kept(before, (a.tobytes() for a in given))
     named = zip(("out", "dq", "dk", "dv"), results, strict=False)
-    return Outputs(**{name: _float32(a, c.layout) for name, a in named})
+    lse = None if sums is None else np.asarray(sums, np.float32)
+    return Outputs(lse=lse, **{name: _float32(a, c.layout) for name, a in named})
 
 
 def _turned(x: np.ndarray, layout: str) -> np.ndarray:
