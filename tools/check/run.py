@@ -111,7 +111,7 @@ def kernel_asked(asked: CheckOptions) -> Kernel:
         )
         return in_time(own, asked.timeout)
     except (ValueError, TypeError, ImportError) as error:
-        raise bad("KERNEL", asked.source, why(error)) from None
+        raise bad("KERNEL", asked.source, unavailable(error) or why(error)) from None
 
 
 def kinds(is_causal: bool | None) -> list[str]:

@@ -52,6 +52,8 @@ NO_DEVICE = (  # what libraries say, in lower case, where a kernel finds no devi
     "no available kernel",
     "no viable backend for scaled_dot_product_attention",
     "no gpu",
+    "cudnn is not detected",
+    "only interpret mode is supported on cpu",
 )
 
 
@@ -160,13 +162,7 @@ def _run(function: Callable[..., Any], c: Convention, x: Inputs) -> Outputs:
         ForeignError: The function gave no such results, or did what no kernel may do.
         Unavailable: The function needs a GPU or a library that is not here.
     """
-    try:
-        outputs: Outputs = call_foreign(_caller(c.library), function, c, x)
-    except ForeignError as error:
-        cause = error.__cause__
-        if isinstance(cause, Exception) and (reason := unavailable(cause)) is not None:
-            raise Unavailable(reason) from cause
-        raise
+    outputs: Outputs = called_here(_caller(c.library), function, c, x)
     shapes = {"out": (*x.q.shape[:3], x.v.shape[3])}
     shapes |= {f"d{n}": getattr(x, n).shape for n in "qkv"}
     for name, array in outputs.named():
@@ -178,6 +174,17 @@ def _run(function: Callable[..., Any], c: Convention, x: Inputs) -> Outputs:
                 f" layout {c.layout}?",
             )
     return outputs
+
+
+def called_here(function: Callable[..., Any], *given: Any) -> Any:
+    """Return what `call_foreign` does; raise Unavailable if the function needs what is not here."""
+    try:
+        return call_foreign(function, *given)
+    except ForeignError as error:
+        cause = error.__cause__
+        if isinstance(cause, Exception) and (reason := unavailable(cause)) is not None:
+            raise Unavailable(reason) from cause
+        raise
 
 
 def unavailable(error: Exception) -> str | None:
