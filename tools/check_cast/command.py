@@ -24,6 +24,7 @@ from roundscope.emu.testing.casts.records import (
     Row,
     Status,
 )
+from roundscope.emu.testing.casts.shared_scales import parted
 from roundscope.emu.testing.differences import bits_of
 from roundscope.emu.testing.foreign import ForeignError, check_timeout, limited
 from roundscope.tools.check_cast.options import CheckCastOptions
@@ -70,13 +71,17 @@ def run(options: CheckCastOptions) -> int:
     function, out = options.function, options.out
     if out is not None:
         checked_folder(out, RECORD)
-    rounding = event_of(options.format)
+    rounding = asked_of(options.format)
     check_timeout(options.timeout)
     cast, chosen = cast_named(function, options.library)
     began = time.perf_counter()
     name = f"check-cast {function} {options.format}"
     try:
-        found = examine_cast(lambda x: limited(cast, options.timeout, x, what="function"), rounding)
+        found = examine_cast(
+            lambda x: limited(cast, options.timeout, x, what="function"),
+            rounding,
+            tensor_scale=options.tensor_scale,
+        )
     except ForeignError as error:
         if error.is_refusal:
             raise
@@ -85,6 +90,16 @@ def run(options: CheckCastOptions) -> int:
     told = report(replace(options, library=chosen), found, seconds)
     deliver(told, out, RECORD, as_json=options.json, junit_file=options.junit)
     return 0 if found.passed else 1
+
+
+def asked_of(words: str) -> str | Rounding | BlockFormat:
+    """Return what a text asks for; with one scale for a tensor, a token or a channel, the text.
+
+    Raises ValueError, with the known words, for an unknown one.
+    """
+    plain, scope = parted(words)
+    asked = event_of(plain)
+    return asked if scope is None else words
 
 
 def cast_named(name: str, library: str | None) -> tuple[Callable[[np.ndarray], Any], str]:
@@ -152,7 +167,7 @@ def document(asked: CheckCastOptions, found: CastReport, seconds: float) -> dict
         "schema": SCHEMA,
         "command": command_line(),
         "versions": all_versions("jax" if asked.library == "jax" else "numpy"),
-        "request": request_of(asked.function, asked.format, asked.library),
+        "request": request_of(asked.function, asked.format, asked.library, asked.tensor_scale),
         "function": asked.function,
         "format": asked.format,
         "library": asked.library,

@@ -168,11 +168,12 @@ def _with_own_cast(f: BlockFormat) -> Iterator[tuple[str, Quantizer]]:
     for fault, used, stored in _stored_otherwise(f):
         yield fault, partial(_scaled, f=f, scales=used, cast=round_to, stored=stored)
     if not f.tensor:
+        divided = faults(f.element.format, is_quotient=True)["divided in float32"]
         for least in LEAST:
-            yield (
-                f"maxima of at least {least:g}",
-                partial(_scaled, f=f, scales=partial(_floored, least=least), cast=round_to),
-            )
+            floored = partial(_scaled, f=f, scales=partial(_floored, least=least))
+            yield f"maxima of at least {least:g}", partial(floored, cast=round_to)
+            words = f"elements divided in float32, maxima of at least {least:g}"
+            yield words, partial(floored, cast=divided)
     yield "blocks along the other axis", partial(round_blocks, format=f, axis=0)
     for name in ("bf16", "fp16"):
         yield f"inputs rounded to {name} first", partial(_twice, f=f, name=name)

@@ -11,7 +11,7 @@ import numpy as np
 
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
 from roundscope.emu.blocks.layout import from_lines, layout_of, to_lines
-from roundscope.emu.roundings.modes import RoundingMode
+from roundscope.emu.roundings.modes import BINARY32, RoundingMode
 from roundscope.emu.stats.comparison import agree as same
 from roundscope.emu.testing.casts.block_behaviors import (
     equal_blocks,
@@ -49,6 +49,7 @@ from roundscope.emu.testing.casts.records import (
     skipped,
     with_whole,
 )
+from roundscope.emu.testing.casts.shared_scales import Scope
 from roundscope.emu.testing.foreign import ForeignError
 
 LISTED = 20  # blocks that the best rule does not explain
@@ -175,8 +176,13 @@ def _pooled(pairs: list[Pair], f: BlockFormat, asked: BlockFormat) -> _Scales:
     )
 
 
-def examine_blocks(function: Function, asked: BlockFormat) -> CastReport:
-    """Return the judgment of a quantizer that is meant to implement a block format."""
+def examine_blocks(
+    function: Function, asked: BlockFormat, scope: Scope | None = None
+) -> CastReport:
+    """Return the judgment of a quantizer that is meant to implement a block format.
+
+    scope: what a block stands for, if it is a whole token, channel or array
+    """
     arrays = [probes(asked) for probes in (edge_blocks, random_blocks, element_blocks)]
     pairs = [(x, quantized(function, x, asked)) for x in arrays]
     results = [
@@ -205,7 +211,7 @@ def examine_blocks(function: Function, asked: BlockFormat) -> CastReport:
     whole = _allowed(pairs, asked) if is_random else next(a for a in known if a.name == own)
     rows = with_whole(rows, "blocks", whole)
     is_asked = is_random and all(row.status is not Status.FAIL for row in rows)
-    shape = _shape_name(asked)
+    shape = _shape_name(asked) if scope is None else _scope_name(asked, scope)
     return CastReport(
         asked=asked,
         title=f"{shape} with {own}",
@@ -300,6 +306,11 @@ def _shape_name(f: BlockFormat) -> str:
         return f.element.format, f.size, f.rows, f.scale, f.tensor
 
     return next((name for name, g in BLOCK_NAMED.items() if shape(g) == shape(f)), str(f))
+
+
+def _scope_name(f: BlockFormat, scope: Scope) -> str:
+    scale = "" if f.scale == BINARY32.format else f"*{f.scale.name}"
+    return f"{f.element.format.name}[{scope}]{scale}"
 
 
 BLOCKS = 512
