@@ -208,12 +208,18 @@ def _tests(found: Findings) -> Table:
             seconds = f"{sum(c.seconds for c in asked):.1f}"
             rows.append((name, question, passed, noted, Cell(failed, "bad"), skipped, seconds))
             marked.append(bool(failed))
-    return Table(("test", "question", "pass", "note", "fail", "not run", "seconds"), rows, marked)
+    return Table(
+        ("test", "question", "pass", "note", "fail", "not run", "seconds"),
+        rows,
+        marked,
+        name="answers",
+    )
 
 
 def _answers(asked: list[cases.Case]) -> Table:
     rows = [(c.name, str(c.answer), c.sentence) for c in asked]
-    return Table(("", "answer", "what was found"), rows, [c.answer is Answer.FAIL for c in asked])
+    failed = [c.answer is Answer.FAIL for c in asked]
+    return Table(("", "answer", "what was found"), rows, failed, name="answers")
 
 
 def _sizes(compared: Comparison) -> list[Part]:

@@ -260,7 +260,7 @@ def _questions(rows: Sequence[Row], *more: str) -> Table:
         for r in rows
     ]
     heads = ["", "answer", "as asked", *more, "note"]
-    return Table(heads, cells, [r.status is Status.FAIL for r in rows])
+    return Table(heads, cells, [r.status is Status.FAIL for r in rows], name="answers")
 
 
 def share(row: Row) -> str:
