@@ -81,6 +81,7 @@ def run(options: CheckCastOptions) -> int:
             lambda x: limited(cast, options.timeout, x, what="function"),
             rounding,
             tensor_scale=options.tensor_scale,
+            divided=options.divided,
         )
     except ForeignError as error:
         if error.is_refusal:
@@ -167,7 +168,9 @@ def document(asked: CheckCastOptions, found: CastReport, seconds: float) -> dict
         "schema": SCHEMA,
         "command": command_line(),
         "versions": all_versions("jax" if asked.library == "jax" else "numpy"),
-        "request": request_of(asked.function, asked.format, asked.library, asked.tensor_scale),
+        "request": request_of(
+            asked.function, asked.format, asked.library, asked.tensor_scale, asked.divided
+        ),
         "function": asked.function,
         "format": asked.format,
         "library": asked.library,
@@ -198,7 +201,8 @@ def _opening(asked: CheckCastOptions, found: CastReport) -> Opening:
         return Opening(
             f"{asked.function} rounds as {asked.format} does, in every question asked.",
             number,
-            f"roundscope check-cast {asked.function} --format {asked.format} --junit cast.xml",
+            f"roundscope check-cast {asked.function} --format {asked.format}{_more(asked)} --junit"
+            " cast.xml",
             why="Next: keep it so, in CI by",
             mood="good",
         )
@@ -215,6 +219,12 @@ def _opening(asked: CheckCastOptions, found: CastReport) -> Opening:
         why="Next, one of the results that differ, in bits as it should be",
         mood="bad",
     )
+
+
+def _more(asked: CheckCastOptions) -> str:
+    """Return what else was asked, as options that ask it again."""
+    scale = "" if asked.tensor_scale is None else f" --tensor-scale {asked.tensor_scale!r}"
+    return scale + ("" if asked.divided == "exact" else f" --divided {asked.divided}")
 
 
 def _brief(asked: CheckCastOptions, found: CastReport) -> list[Part]:

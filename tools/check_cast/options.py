@@ -40,6 +40,14 @@ class CheckCastOptions:
             " divides by before it rounds.",
         ),
     ] = None
+    divided: Annotated[
+        str,
+        typer.Option(
+            metavar="exact|float32",
+            help="Of a block format: whether a quotient by a scale is rounded once, to its element,"
+            " or to float32 before, as most kernels do.",
+        ),
+    ] = "exact"
     library: Annotated[
         str | None,
         typer.Option(

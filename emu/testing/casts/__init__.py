@@ -11,6 +11,7 @@ import numpy as np
 
 from roundscope.emu.blocks.format import BlockFormat, block_format
 from roundscope.emu.blocks.names import is_of_blocks
+from roundscope.emu.errors import unknown
 from roundscope.emu.numbers import check_real
 from roundscope.emu.roundings.modes import Rounding, rounding
 from roundscope.emu.testing.casts.blocks import examine_blocks
@@ -21,11 +22,16 @@ from roundscope.emu.testing.casts.shared_scales import of_integers, of_scope, pa
 __all__ = ["CastReport", "Example", "Row", "Status", "examine_cast"]
 
 
+DIVIDED = ("exact", "float32")
 WIDEST = 23  # significand bits of a format that float32 inputs can test
 
 
 def examine_cast(
-    function: Function, asked: str | Rounding | BlockFormat, *, tensor_scale: float | None = None
+    function: Function,
+    asked: str | Rounding | BlockFormat,
+    *,
+    tensor_scale: float | None = None,
+    divided: str = "exact",
 ) -> CastReport:
     """Return what a cast or quantizer does, compared with the rounding that it is meant to do.
 
@@ -47,6 +53,9 @@ def examine_cast(
         tensor_scale: of a format of numbers, the scale that the function divides by before it
             rounds, such as a calibrated one. The function returns codes, numbers of a narrow type,
             or float32 numbers times the scale.
+
+        divided: of a block format, how numbers are meant to be divided by their scales: "exact",
+            with one rounding to the element, or "float32", with a rounding of the quotient before.
 
     Returns:
         A `CastReport`: a row for each question, and what the function behaves as.
@@ -70,6 +79,10 @@ def examine_cast(
         asked, scope = parted(asked)
     if isinstance(asked, str) and is_of_blocks(asked.partition(":")[0]):
         asked = block_format(asked)
+    if divided not in DIVIDED:
+        raise ValueError(unknown("divided", divided, DIVIDED))
+    if divided != "exact" and not isinstance(asked, BlockFormat):
+        raise ValueError(f"divided='{divided}': is for a block format; leave it out")
     if tensor_scale is not None:
         check_real("tensor_scale", tensor_scale, 0.0, math.inf, "it is finite and above 0")
         if isinstance(asked, BlockFormat):
@@ -80,7 +93,8 @@ def examine_cast(
     with np.errstate(all="ignore"):
         if isinstance(asked, BlockFormat):
             function = of_integers(function, asked)
-            return examine_blocks(of_scope(function, scope) if scope else function, asked, scope)
+            called = of_scope(function, scope) if scope else function
+            return examine_blocks(called, asked, scope, is_narrow=divided == "float32")
         r = rounding(asked)
         f = r.format
         if f.precision > WIDEST or not f.fits_binary32 or not f.signed:

@@ -86,6 +86,24 @@ def explanations(
     return [agreement for agreement, _ in found], found[0][1]
 
 
+def with_narrow(
+    known: list[Agreement],
+    arrays: Sequence[tuple[np.ndarray, np.ndarray]],
+    asked: BlockFormat,
+    carried: float,
+) -> tuple[list[Agreement], FaultyCast, str]:
+    """Return known behaviors, first the asked one with quotients in float32, its cast and name."""
+    cast = faults(asked.element.format, is_quotient=True)["divided in float32"]
+    name = f"{name_of(asked, asked)}, elements divided in float32"
+    quantizer = partial(_scaled, f=asked, scales=_own, cast=cast)
+    equal = [equal_blocks(quantizer(x), y, asked, carried) for x, y in arrays]
+    own = Agreement(
+        name=name, agree=sum(int(e.sum()) for e in equal), of=sum(e.size for e in equal)
+    )
+    others = [a for a in known if a.name != name]
+    return sorted([own, *others], key=lambda a: -a.agree), cast, name
+
+
 def quantizer_named(name: str, asked: BlockFormat) -> Quantizer:
     """Return a known way to quantize by its name."""
     return next(known.quantizer for known in _quantizers(asked) if known.name == name)

@@ -45,7 +45,7 @@ def test_a_right_quantizer_passes(scope, parts):
 FAULTS = [
     ({"whole": np.trunc}, "bias", "elements toward-zero"),
     ({"whole": lambda q: np.copysign(np.floor(np.abs(q) + 0.5), q)}, "ties", "ties-to-away"),
-    ({"top": 128.0}, "scales", "No known rule"),
+    pytest.param({"top": 128.0}, "scales", "No known rule", marks=pytest.mark.thorough),
     ({"least": 1e-6}, "scales", "maxima of at least 1e-06"),
 ]
 
@@ -101,6 +101,23 @@ def test_a_quotient_in_float32_is_named():
         partial(given, scale=CALIBRATED, narrow=True), "e4m3fn", tensor_scale=CALIBRATED
     )
     assert report.behaves_as == "e4m3fn:ties-to-even:saturate divided in float32"
+
+
+def test_the_scales_of_numbers_are_right_under_a_quotient_in_float32():
+    """A scale that is inferred beside the function's own, because of a number beside a tie."""
+    report = examine_cast(by_blocks, "fp8_1x128")
+    assert report.instead == "rule nearest, elements divided in float32"
+    assert not {"scales", "smallest blocks"} & {r.name for r in report.failed}
+
+
+def test_a_quotient_in_float32_can_be_asked_for():
+    """What kernels do, which nobody could ask for; or a pass of what divides exactly."""
+    report = examine_cast(by_blocks, "fp8_1x128", divided="float32")
+    assert report.passed and "elements divided in float32 as asked" in report.sentence
+    exact = examine_cast(partial(by_blocks, narrow=False), "fp8_1x128", divided="float32")
+    assert not exact.passed and exact.instead == "rule nearest"
+    with pytest.raises(ValueError, match="did you mean 'float32'"):
+        examine_cast(by_blocks, "fp8_1x128", divided="float23")
 
 
 def test_a_floor_of_the_maximum_and_a_quotient_in_float32_together():
