@@ -99,7 +99,7 @@ def of_integers(function: Function, f: BlockFormat) -> Function:
             return found
         elements, scales, *more = found
         kind = str(getattr(elements, "dtype", "")).removeprefix("torch.")
-        is_whole = kind.startswith(("int", "uint"))
-        return (elements if is_whole else elements / unit, scales * unit, *more)
+        is_code = kind.startswith("uint")
+        return (elements if is_code else elements / unit, scales * unit, *more)
 
     return of_units

@@ -21,13 +21,13 @@ def few_blocks(monkeypatch):
     monkeypatch.setattr(block_probes, "BUDGET", 1 << 13)
 
 
-def int8(x, axis, *, parts=True, whole=np.rint, least=0.0, top=127.0):
+def int8(x, axis, *, parts=True, whole=np.rint, least=0.0, top=127.0, end=127):
     """k and the scale of k, or their product: symmetric INT8 with one scale along an axis."""
     bad = ~np.isfinite(x).all(axis, keepdims=True)
     y = np.where(bad, 0, x).astype(np.float64)
     largest = np.maximum(np.abs(y).max(axis, keepdims=True), least).astype(F32)
     s = np.maximum((largest.astype(np.float64) / top).astype(F32), F32(2.0**-149))
-    k = np.clip(whole(y / s), -127, 127)
+    k = np.clip(whole(y / s), -end, end)
     s = np.where(bad, np.nan, s)
     return (k.astype(np.int8), s) if parts else (k * s).astype(F32)
 
@@ -40,6 +40,12 @@ def test_a_right_quantizer_passes(scope, parts):
     report = examine_cast(partial(int8, axis=AXIS[scope], parts=parts), f"int8[{scope}]")
     assert report.passed, [(r.name, r.examples[:1]) for r in report.failed]
     assert report.sentence.startswith(f"int8[{scope}] with rule nearest as asked")
+
+
+def test_int4_passes():
+    """Integers of another width, read as codes of our own."""
+    report = examine_cast(partial(int8, axis=1, top=7.0, end=7), "int4[token]")
+    assert report.passed, [(r.name, r.examples[:1]) for r in report.failed]
 
 
 FAULTS = [
