@@ -7,7 +7,8 @@ import numpy as np
 
 from roundscope.operations.catalogue import OPERATIONS
 from roundscope.operations.given import calls_given, score_of
-from roundscope.operations.identify import DEPTH, Identified, identify
+from roundscope.operations.identified import Identified
+from roundscope.operations.identify import DEPTH, identify
 from roundscope.operations.models.tape import Entry, Ref, Tape, leaves, mapped
 from roundscope.operations.operation import Call, Operation, Shape, Value
 from roundscope.operations.run import plan_of

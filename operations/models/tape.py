@@ -174,6 +174,11 @@ class Tape:
         """How many forward passes there are."""
         return 1 + max((entry.step for entry in self.entries), default=0)
 
+    @property
+    def has_default_logprobs(self) -> bool:
+        """Whether its log-probabilities are computed by `compare`, from the logits."""
+        return self.logprobs is None and self.logits is not None
+
     def numpy(self, value: int) -> np.ndarray:
         """Return a value as an array of NumPy."""
         return self.arrays.numpy(self.values[value].array)

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from roundscope.attention.torch.arrays import tensor_of
-from roundscope.operations.identify import Identified
+from roundscope.operations.identified import Identified
 from roundscope.operations.models.calls import calls_of, explained, explained_by, inputs_of
 from roundscope.operations.models.tape import Entry, Ref, Runner, Tape, mapped
 from roundscope.operations.operation import Call
