@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from roundscope.operations.models.tape import Entry, Runner, Tape, refs
+from roundscope.operations.models.tape import Entry, Runner, Tape
 from roundscope.operations.models.torch.arrays import TensorArrays
 from roundscope.operations.models.torch.recorder import Recorder
 
@@ -78,7 +78,7 @@ def _without_unused(
     for entry in reversed(recorder.entries):
         if entry.number in recorder.outside and needed.isdisjoint(entry.outputs):
             continue
-        needed |= {*refs([entry.arguments, [*entry.held.values()]])}
+        needed |= {*entry.reads}
         kept.append(entry)
     kept.reverse()
     runners = {n: recorder.runners[entry.number] for n, entry in enumerate(kept)}

@@ -18,13 +18,16 @@ from roundscope.operations.models.comparison import Comparison, Group, Row
 from roundscope.operations.models.differences import differences, flips_of, gap_of, kl_of
 from roundscope.operations.models.named import title
 from roundscope.operations.models.replay import check_replays, log_softmax, same, wide
+from roundscope.operations.models.revival import FAILURES
 from roundscope.operations.models.shares import Share, shares
 from roundscope.operations.models.tape import Tape
 from roundscope.operations.models.torch.alternatives import Alternative, alternatives
-from roundscope.operations.models.torch.candidates import is_plan, words_of
+from roundscope.operations.models.torch.candidates import is_plan
 from roundscope.operations.models.torch.dumps import Results
 from roundscope.operations.models.torch.evaluating import Missing, Overrides, evaluated, needed_for
 from roundscope.operations.models.torch.kept import FEW, Kept, compared_of, matched
+from roundscope.operations.models.torch.reviving import words_of
+from roundscope.operations.models.words import functions_of
 
 MOST = 64  # combinations of alternatives that are tried for one result
 
@@ -141,7 +144,7 @@ def _decide(tape: Tape, own: Kept, known: Mapping[int, Tensor]) -> None:
     for overrides in _choices(tape, own.segment):
         try:
             other = evaluated(tape, own.values, known, overrides)
-        except (Missing, RuntimeError, TypeError, ValueError, AttributeError, IndexError):
+        except FAILURES:
             continue
         if all(map(same, compared_of(tape, own, other.values), theirs)):
             own.overrides = dict(overrides)
@@ -265,7 +268,7 @@ def _row(tape: Tape, number: int, own: Kept) -> Row:
         title=name if name.endswith(own.name) else f"{name} ({own.name} of B)",
         operation=made[0].operation if made else "input",
         function=(
-            " + ".join(dict.fromkeys(e.function.removeprefix("torch.") for e in made)),
+            functions_of(made),
             "; ".join(dict.fromkeys(x.words for x in own.overrides.values())) or "not known",
         ),
         made=own.made,  # type: ignore[arg-type]
