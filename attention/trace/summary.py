@@ -53,6 +53,10 @@ class Trace:
         ones: For every site in `Record.ones`, how many results of a row equal 1 at each tile at
             which the event is repeated: (batch, heads, tiles, queries or keys). Events that a head
             has only once have one tile.
+        hits: For every site with injections, how many entries of a row at least one of them hit, at
+            each tile at which the event is repeated, shaped as `ones`. Entries that do not exist
+            are not counted. Fused kernels (engine "pallas") count those of events that a head has
+            once, and no others.
 
     How to read a site, with s = trace.stats["P"], or its `s.total()` over batch entries and heads:
 
@@ -92,6 +96,7 @@ class Trace:
     events: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
     ones: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     away: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    hits: dict[str, NDArray[np.int64]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Return a line for each site with events: number, share inexact, mean error and z."""
@@ -147,16 +152,17 @@ def trace_of(setup: Setup, parts: Sequence[Part], features: tuple[int, int]) -> 
 def _of_whole(setup: Setup, seen: Seen, lead: tuple[int, ...]) -> Trace:
     """Return the trace of what was recorded of whole heads.
 
-    Ones may be (heads, rows), or by the tile of the other side (heads, tiles, rows).
+    Counts of rows may be (heads, rows), or by the tile of the other side (heads, tiles, rows).
     """
-    stats, rows, ones, away = {}, {}, {}, {}
+    stats, rows, away = {}, {}, {}
+    counts_of: dict[str, dict[str, NDArray[np.int64]]] = {"ones": {}, "hits": {}}
     events: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
     for name, value in seen.items():
-        if name.endswith(".ones"):
+        bare, _, kind = name.rpartition(".")
+        if kind in counts_of:
             tiles = value.shape[1] if value.ndim == 3 else 1
-            ones[name.removesuffix(".ones")] = np.asarray(value).reshape(*lead, tiles, -1)[
-                ..., : _size(setup, name)
-            ]
+            by_tile = np.asarray(value).reshape(*lead, tiles, -1)
+            counts_of[kind][bare] = by_tile[..., : _size(setup, name)]
             continue
         if name.endswith(".events"):
             size = _size(setup, name)
@@ -172,7 +178,7 @@ def _of_whole(setup: Setup, seen: Seen, lead: tuple[int, ...]) -> Trace:
             *(v.reshape(*lead, *v.shape[1:]) for v in (counts, sums, peak, place))
         )
         rows[name] = row
-    return Trace(stats=stats, rows=rows, events=events, ones=ones, away=away)
+    return Trace(stats=stats, rows=rows, events=events, away=away, **counts_of)
 
 
 def _of_tiles(
@@ -183,12 +189,13 @@ def _of_tiles(
     backward: bool,
 ) -> Trace:
     """Return the trace of what was recorded of tiles; features: how many q and k, and v, have."""
-    events, ones, own = {}, {}, summaries(seen)
+    events, own = {}, summaries(seen)
+    counts_of: dict[str, dict[str, NDArray[np.int64]]] = {"ones": {}, "hits": {}}
     for name in (name for name in seen if name not in own):
         bare, _, kind = name.rpartition(".")
-        if kind == "ones":
+        if kind in counts_of:
             v = by_row(site_of(bare), seen[name].swapaxes(1, 2) if backward else seen[name])
-            ones[bare] = v.reshape(*lead, *v.shape[1:])[..., : _size(setup, name)]
+            counts_of[kind][bare] = v.reshape(*lead, *v.shape[1:])[..., : _size(setup, name)]
         else:
             before, after = (
                 _gather(setup, site_of(bare), v.swapaxes(1, 2) if backward else v, lead)
@@ -197,7 +204,7 @@ def _of_tiles(
             events[bare] = (before, after)
     of = {name: (site_of(name), features_of(site_of(name), features)) for name in own}
     whole = {name: tiles_added(setup, *of[name], backward, own[name]) for name in own}
-    return _of_whole(setup, whole, lead) + Trace(stats={}, rows={}, events=events, ones=ones)
+    return _of_whole(setup, whole, lead) + Trace(stats={}, rows={}, events=events, **counts_of)
 
 
 def _size(setup: Setup, name: str) -> int:

@@ -207,6 +207,12 @@ def _plain(record: Any) -> dict[str, Any]:
     if isinstance(record, Injection):
         data |= {k: list(v) for k, v in data.items() if isinstance(v, range)}
         data["what"] = {"kind": type(record.what).__name__} | data["what"]
+        if record.share is None:
+            del data["share"], data["seed"]
+        del data["mask"]
+        if record.mask is not None:
+            own = record.mask
+            data["mask"] = {"name": own.name, "shape": list(own.shape), "sha256": own.digest}
     return data
 
 
