@@ -11,6 +11,7 @@ from roundscope.tools.report.terminal import console, print_json
 from roundscope.tools.signals import SIGNALLED
 from roundscope.tools.sweep.conditions.cell import Cell, left_out, without_repeats
 from roundscope.tools.sweep.options import SweepOptions
+from roundscope.tools.sweep.report.words import many
 
 if TYPE_CHECKING:
     from roundscope.tools.sweep.running.run import Outcome
@@ -41,13 +42,19 @@ def run(options: SweepOptions) -> int:
         check_executor(options.executor)
     try:
         from roundscope.tools.sweep.conditions.axes import each_point, spec_of
-        from roundscope.tools.sweep.conditions.condition import cell_of
+        from roundscope.tools.sweep.conditions.condition import CannotRunError, cell_of
 
-        points, by_key = 0, dict[str, Cell]()
-        spec = spec_of(options.axes, options.zips, options.backward)
-        for cell in map(cell_of, each_point(spec)):
+        points, by_key, refused = 0, dict[str, Cell](), list[str]()
+        for point in each_point(spec_of(options.axes, options.zips, options.backward)):
             points += 1
-            by_key[cell.key] = cell
+            try:
+                cell = cell_of(point)
+            except CannotRunError as error:
+                refused.append(str(error))
+            else:
+                by_key[cell.key] = cell
+        if refused:
+            raise UsageError(_refusal(refused, points))
         cells = without_repeats(by_key.values())
         same = len(by_key) - len(cells)
         if options.dry_run:
@@ -65,6 +72,15 @@ def run(options: SweepOptions) -> int:
     except KeyboardInterrupt:
         console(stderr=True).print("interrupted")
         return SIGNALLED + SIGINT
+
+
+def _refusal(refused: list[str], points: int) -> str:
+    """Return that cells cannot run, in words: how many, why, and what to do."""
+    first = "The first is" if len(refused) > 1 else "It is"
+    return (
+        f"{len(refused)} of {many(points, 'cell')} cannot run, so nothing was computed. {first}"
+        f" {refused[0]}"
+    )
 
 
 def _announce(options: SweepOptions, points: int, cells: list[Cell], same: int) -> None:
@@ -155,7 +171,7 @@ def summary(cells: Sequence[Cell], out: Path, outcome: "Outcome") -> dict[str, A
 
 def _show(found: dict[str, Any]) -> None:
     from roundscope.tools.sweep.report.effects import changed_nothing
-    from roundscope.tools.sweep.report.words import many, say
+    from roundscope.tools.sweep.report.words import say
     from roundscope.tools.sweep.running.dry_run import said as lines_of
 
     if found["answer"]:
