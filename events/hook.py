@@ -25,6 +25,7 @@ from roundscope.emu.roundings.modes import BINARY64, Rounding, RoundingMode
 from roundscope.emu.roundings.random import event_bits
 from roundscope.emu.sums.accumulator import Accumulator, accumulate, add_aligned
 from roundscope.events.injection import (
+    SHARES,
     AddUlps,
     Bias,
     Exact,
@@ -32,7 +33,6 @@ from roundscope.events.injection import (
     InjectionBase,
     Mask,
     Noise,
-    SHARES,
     SetTo,
     Where,
 )
@@ -385,9 +385,7 @@ def _of_mask(xp: ModuleType, tile: Place, mask: Mask, rows: Array, second: Array
     An axis of one entry stands for all of them.
     """
     places = (tile.head // tile.heads, tile.head % tile.heads, rows, second)
-    at = tuple(
-        xp.minimum(place, size - 1) for place, size in zip(places, mask.shape, strict=True)
-    )
+    at = tuple(xp.minimum(place, size - 1) for place, size in zip(places, mask.shape, strict=True))
     return xp.asarray(mask.entries)[at]
 
 

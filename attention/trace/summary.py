@@ -178,7 +178,8 @@ def _of_whole(setup: Setup, seen: Seen, lead: tuple[int, ...]) -> Trace:
             *(v.reshape(*lead, *v.shape[1:]) for v in (counts, sums, peak, place))
         )
         rows[name] = row
-    return Trace(stats=stats, rows=rows, events=events, away=away, **counts_of)
+    more: dict[str, Any] = {"away": away, **counts_of}
+    return Trace(stats=stats, rows=rows, events=events, **more)
 
 
 def _of_tiles(
@@ -204,7 +205,8 @@ def _of_tiles(
             events[bare] = (before, after)
     of = {name: (site_of(name), features_of(site_of(name), features)) for name in own}
     whole = {name: tiles_added(setup, *of[name], backward, own[name]) for name in own}
-    return _of_whole(setup, whole, lead) + Trace(stats={}, rows={}, events=events, **counts_of)
+    own_counts: dict[str, Any] = dict(counts_of)
+    return _of_whole(setup, whole, lead) + Trace(stats={}, rows={}, events=events, **own_counts)
 
 
 def _size(setup: Setup, name: str) -> int:

@@ -75,6 +75,7 @@ def layer(s: Summary) -> dict[str, Any]:
         "threshold": s.limit,
         "events": [event(e, s) for e in s.events],
         "verdict": _plain(verdict(s)),
+        "injected": {name: {"hit": hit, "of": n} for name, (hit, n) in s.hits.items()},
         "results": {r.name: result(r) for r in s.results},
         "budget": None if s.budget is None else budget(s),
         "delta": d

@@ -104,7 +104,11 @@ class Cell:
 
     def _hash(self) -> str:
         parameters = dict(self.parameters)
-        told: dict[str, Any] = {"content": self.content, "numerics": NUMERICS, "parameters": parameters}
+        told: dict[str, Any] = {
+            "content": self.content,
+            "numerics": NUMERICS,
+            "parameters": parameters,
+        }
         if masks := [each.mask.digest for each in self.inject if each.mask is not None]:
             told["masks"] = masks  # a file of the same name may hold another one
         start = json.dumps(told, sort_keys=True)

@@ -175,7 +175,7 @@ def _other_preset(settings: Settings) -> str:
         return ""
     own = DEFAULTS["preset"]
     default = f"preset={own} is the default, and " if settings[0][1] == own else ""
-    return f"; {default}preset=fa2-bf16, which adds in binary32, can have that"
+    return f"; {default}preset=fa2-bf16 can have that"
 
 
 def _given(point: Mapping[str, Value]) -> dict[str, Value]:

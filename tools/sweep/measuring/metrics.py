@@ -111,6 +111,7 @@ SITE_METRICS: dict[str, str] = {
     "underflow": "numbers that became zero",
     "subnormal": "results below the smallest normal number",
     "nan": "results that are NaN",
+    "hits": "entries that an injection hit",
 }
 
 
@@ -242,6 +243,7 @@ def _site(trace: Trace, name: str) -> Metrics:
     total = {f: np.asarray(getattr(stats, f)).sum(-1) for f in stats.__dataclass_fields__}
     n = np.maximum(total["n"], 1)
     groups = np.ascontiguousarray(trace.rows[name]).reshape(len(stats.n), -1)
+    hits = trace.hits.get(name)
     sums, squares = groups.sum(-1), (groups * groups).sum(-1)
     centered = np.maximum.reduce(
         [squares - sums**2 / groups.shape[1], total["sq_ulps"] - sums**2 / n, np.zeros(len(n))]
@@ -260,6 +262,7 @@ def _site(trace: Trace, name: str) -> Metrics:
         "peak_ulps": np.asarray(stats.peak).max(-1),
         "coherence": np.abs(total["ulps"]) / np.where(root > 0.0, root, np.inf),
         **{f: total[f] for f in ("carries", "overflow", "underflow", "subnormal", "nan")},
+        "hits": np.zeros(len(n)) if hits is None else hits.reshape(len(n), -1).sum(-1),
     }
 
 

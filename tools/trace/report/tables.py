@@ -8,11 +8,12 @@ from roundscope.attention.trace.parts import site_of
 from roundscope.tools.report.model import Table
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace.analysis.bias import Bias, Event
+from roundscope.tools.trace.biased import percent
 from roundscope.tools.trace.costs import cost, visible
 from roundscope.tools.trace.request import Request
 from roundscope.tools.trace.results import Result, score
 from roundscope.tools.trace.summary import Summary
-from roundscope.tools.trace.verdict import less, percent
+from roundscope.tools.trace.verdict import less
 
 HEADS = (
     "event",
