@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roundscope.attention.budget.parts import promotion, repair
+from roundscope.attention.budget.parts import Part, promotion, repair
 from roundscope.attention.budget.table import ErrorBudget, Line
+from roundscope.attention.plans.plan import Plan
 from roundscope.emu.stats.comparison import relative_rms
 from roundscope.tools.trace.analysis.consequences import Gain, gain
 from roundscope.tools.trace.biased import culprit
@@ -66,7 +67,7 @@ def best_repair(seen: Observed, results: list[Result], budget: ErrorBudget | Non
 def _least_biased(seen: Observed, result: Result, line: Line) -> Repair:
     """Return the first repair after which a result is not biased, else that of the least gain."""
     tried = []
-    for words, is_wider in _repairs(seen, line):
+    for words, is_wider in changes(seen.request.plan, line.part):
         tried.append(_tried(seen, result, line, words, is_wider))
         own = tried[-1].gain
         if own is not None and np.isfinite(own.mean) and not own.is_biased:
@@ -79,14 +80,13 @@ def _least_biased(seen: Observed, result: Result, line: Line) -> Repair:
     return min(tried, key=left)
 
 
-def _repairs(seen: Observed, line: Line) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """Yield the changes that may repair a line, the smallest first, and whether bits are added."""
-    plan = seen.request.plan
-    every = tuple(repair(plan, line.part))
-    own = tuple(w for w in every if w.partition("=")[0] in {str(s) for s, _ in line.part.places})
+def changes(plan: Plan, part: Part) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """Yield the changes that may repair a part, the smallest first, and whether bits are added."""
+    every = tuple(repair(plan, part))
+    own = tuple(w for w in every if w.partition("=")[0] in {str(s) for s, _ in part.places})
     found = dict.fromkeys((words, False) for words in (own, every) if words)
     yield from found
-    yield tuple(promotion(plan, line.part)), True
+    yield tuple(promotion(plan, part)), True
 
 
 def _to_promote(budget: ErrorBudget) -> tuple[Line, str] | None:

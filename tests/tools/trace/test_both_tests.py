@@ -14,6 +14,7 @@ from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace import data
 from roundscope.tools.trace.analysis.bias import Bias, Lean
 from roundscope.tools.trace.analysis.consequences import Gain
+from roundscope.tools.trace.repairs import changes
 from roundscope.tools.trace.report.words import sentence, short
 from roundscope.tools.trace.run import observe
 from roundscope.tools.trace.summary import summarise
@@ -160,6 +161,27 @@ def test_the_budget_names_what_no_test_marks(cut):
 
 
 class TestRepair:
+    def test_the_step_was_tried(self, cut):
+        """A gain of the budget, of other heads, or of no run at all."""
+        again = summary(PLAN.changed("DS=bf16:toward-zero").changed(*cut.repair.words))
+        (result,) = (r for r in again.results if r.name == cut.repair.result)
+        assert cut.repair.gain == result.gain and cut.repair.error == result.error
+        assert not cut.repair.gain.is_biased and not cut.repair.is_wider
+        assert f"{100 * result.gain.mean:+.2g} %" in verdict(cut).buys
+
+    def test_the_smallest_repair_comes_first(self):
+        """All tensors of a format where one is enough, or more bits where a rule is."""
+        blocks = Plan.preset("mxfp8-attention")
+        cut = PLAN.changed("DS=bf16:toward-zero")
+        found = [
+            [(len(words), wider) for words, wider in changes(plan, event_part(plan, site))]
+            for plan, site in ((blocks, Site.K), (cut, Site.DS), (PLAN, Site.DS))
+        ]
+        count = len(repair(blocks, event_part(blocks, Site.K)))
+        assert found[0][:2] == [(1, False), (count, False)] and found[0][2][1]
+        assert [wider for _, wider in found[1]] == [False, True] and found[1][0] == (1, False)
+        assert [wider for _, wider in found[2]] == [True]
+
     def test_a_truncation_becomes_rounding_to_nearest(self, cut):
         found = verdict(cut)
         assert found.step == "--set DS=bf16" and "DS rounds without a bias" in found.buys
