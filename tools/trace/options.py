@@ -53,8 +53,8 @@ class TraceOptions:
             metavar="SITE:WHAT[:WHERE]...",
             help="Add an error to an event, for example O:ulps=0.5:rows=0:64:heads=3, PV:exact or"
             " P:flip=3:rows=5,9; repeatable. WHAT is exact, ulps=X, bias=X (in value, not in"
-            " ulps), set=X, flip=BIT or noise=ULPS (so many up or down). WHERE is {wheres} with numbers, lists and"
-            " ranges; 0:64 leaves 64 out.",
+            " ulps), set=X, flip=BIT or noise=ULPS (so many up or down). WHERE is {wheres} with"
+            " numbers, lists and ranges (0:64 leaves 64 out); share=0.01 is a random part.",
         ),
     ] = field(default_factory=list)
     record: Annotated[
