@@ -6,7 +6,7 @@ The functions of this module put together the heads of a call, from what engines
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,8 @@ class Trace:
     `examine` returns a trace, and so does `attend` with a record. A trace has the sites that the
     plan has, in the order of `Site`. It has those of the backward only if `do` was given. All
     arrays are NumPy arrays. Entries that do not exist (masked scores, padding, rows without a key)
-    are part of the arrays in `events`, and of nothing else in a trace.
+    are part of the arrays in `events`, and of nothing else in a trace; `exists` and `masked` leave
+    them out.
 
     Attributes:
         stats: For every site, and for every "<SITE>.step" asked for, a `Stats` whose fields have
@@ -57,6 +58,8 @@ class Trace:
             each tile at which the event is repeated, shaped as `ones`. Entries that do not exist
             are not counted. Fused kernels (engine "pallas") count those of events that a head has
             once, and no others.
+        exists: For every site of `events` with one entry per score, which entries exist, neither
+            masked nor of a row without keys: of bool, in the shape of its events.
 
     How to read a site, with s = trace.stats["P"], or its `s.total()` over batch entries and heads:
 
@@ -97,6 +100,38 @@ class Trace:
     ones: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     away: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     hits: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    exists: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+
+    def masked(self, name: str) -> tuple[Any, Any]:
+        """Return the events of a site of scores, as masked arrays without what does not exist.
+
+        Args:
+            name: A site of `Record.events` with one entry per score, such as "P".
+
+        Returns:
+            The values before and after the rounding, two `numpy.ma.MaskedArray` (B, N, T, S), whose
+            sums and means are of the entries that exist.
+
+        Raises:
+            ValueError: The trace has no such events.
+
+        Example:
+            >>> import numpy as np
+            >>> from roundscope.attention import Record, examine
+            >>> q = np.ones((1, 4, 1, 8), np.float32)
+            >>> trace = examine(q, q, q, is_causal=True, record=Record(events=("S",))).trace
+            >>> before, after = trace.masked("S")
+            >>> int(after.count()), float(after.mean()), int(trace.stats["S"].n.sum())
+            (10, 8.0, 10)
+        """
+        if name not in self.exists:
+            known = " ".join(self.exists) or "none"
+            raise ValueError(
+                f"name={name!r}: no events of scores were recorded there; here are {known}; give"
+                " examine a record=Record(events=(...))"
+            )
+        before, after = (np.ma.array(x, mask=~self.exists[name]) for x in self.events[name])
+        return before, after
 
     def __str__(self) -> str:
         """Return a line for each site with events: number, share inexact, mean error and z."""
@@ -147,6 +182,24 @@ def trace_of(setup: Setup, parts: Sequence[Part], features: tuple[int, int]) -> 
         for p in parts
     )
     return sum(found, Trace(stats={}, rows={}, events={})).in_order()
+
+
+def with_existing(trace: Trace, setup: Setup, mask: Any) -> Trace:
+    """Return a trace that says which entries of events of scores exist.
+
+    mask: that of the call, which broadcasts to (B, N, T, S), or None
+    """
+    names = [name for name in trace.events if site_of(name).axes is Axes.TS]
+    if not names:
+        return trace
+    gap = np.arange(setup.queries)[:, None] + setup.shift - np.arange(setup.keys)
+    sees = gap >= 0 if setup.is_causal else np.ones(gap.shape, bool)
+    if setup.plan.window:
+        sees = sees & (np.abs(gap) < setup.plan.window)
+    if mask is not None:
+        sees = sees & np.asarray(mask)
+    own = {name: np.broadcast_to(sees, trace.events[name][0].shape) for name in names}
+    return replace(trace, exists=own)
 
 
 def _of_whole(setup: Setup, seen: Seen, lead: tuple[int, ...]) -> Trace:

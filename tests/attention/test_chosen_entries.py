@@ -156,3 +156,25 @@ def test_bad_selections_are_refused(make, kind, said):
     with pytest.raises(kind) as error:
         make()
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize("call", ["full", "causal", "window", "masked"])
+def test_a_trace_says_which_scores_exist(call):
+    """A mean over masked scores, whose numbers look like others."""
+    mask = np.random.default_rng(3).random((B, 1, T, S)) < 0.6
+    mask[:, :, 5] = False
+    options = {"causal": {"is_causal": True}, "window": {"window": 4}, "masked": {"mask": mask}}
+    trace = small.run(
+        "fa2-bf16",
+        inputs=small.INPUTS,
+        record=Record(events=("S", "P", "DS", "OUT")),
+        **options.get(call, {}),
+    ).trace
+    assert set(trace.exists) == {"S", "P", "DS"}
+    for name in trace.exists:
+        before, after = trace.masked(name)
+        stats = trace.stats[name].total()
+        assert after.count() == stats.n
+        assert (after - before).sum() == pytest.approx(stats.error, rel=1e-9, abs=1e-12)
+    with pytest.raises(ValueError, match="no events of scores"):
+        trace.masked("OUT")
