@@ -206,7 +206,6 @@ def _at(draw: st.DrawFn, plan: Plan, site: Site, counts: dict[str, int]) -> Inje
     names = st.sampled_from(("rows", "heads", "batch", "tiles", *own))
     selected = draw(st.lists(names, max_size=2, unique=True))
     where: dict[str, Any] = {name: draw(_selections(counts[name])) for name in selected}
-    where["share"] = draw(st.sampled_from((None, 0.25)))
     return Injection(site=site, what=error, **where)
 
 
