@@ -199,10 +199,12 @@ def report(
     if (folder := page.folder_of(file)) is not None:
         print(f"written: {page.write(folder, out)}")
         return
+    from roundscope.tools.report.terminal import show
     from roundscope.tools.sweep.report import report as sweep_report
 
-    page_of, answer = sweep_report.write(file, out), sweep_report.answer(file)
-    print(f"{answer}\nwritten: {page_of}")
+    page_of = sweep_report.write(file, out)
+    show(sweep_report.answer(file))
+    print(f"written: {page_of}")
 
 
 def bench(

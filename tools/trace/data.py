@@ -78,6 +78,7 @@ def layer(s: Summary) -> dict[str, Any]:
         "threshold": s.limit,
         "events": [event(e, s) for e in s.events],
         "verdict": {**_plain(verdict(s)), "stop": stop(s)},
+        "injected": {name: {"hit": hit, "of": n} for name, (hit, n) in s.hits.items()},
         "results": {r.name: result(r) for r in s.results},
         "budget": None if s.budget is None else budget(s),
         "delta": d
@@ -210,6 +211,12 @@ def _plain(record: Any) -> dict[str, Any]:
     if isinstance(record, Injection):
         data |= {k: list(v) for k, v in data.items() if isinstance(v, range)}
         data["what"] = {"kind": type(record.what).__name__} | data["what"]
+        if record.share is None:
+            del data["share"], data["seed"]
+        del data["mask"]
+        if record.mask is not None:
+            own = record.mask
+            data["mask"] = {"name": own.name, "shape": list(own.shape), "sha256": own.digest}
     return data
 
 

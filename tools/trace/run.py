@@ -405,7 +405,7 @@ def _reduced(
     keys = events["P"][1].shape[3] if "P" in events else 1
     block_k = keys if plan.normalise_first else min(request.block_k, keys)
     ones = ones_of(events["P"][1], block_k) if "P" in events else None
-    trace = replace(seen.trace, events=kept)
+    trace = replace(seen.trace, events=kept, exists={})
     arrays: dict[str, Any] = {
         n: None if getattr(seen, n) is None else np.asarray(getattr(seen, n)) for n in RESULTS
     }

@@ -10,6 +10,7 @@ METRIC_LABELS = {
     "rel_rms": "rms / rms of float64",
     "mean_abs": "mean |out − float64|",
     "mean": "mean of out − float64",
+    "gain": "gain of out (below 0: too short)",
     "mean_ulps": "mean error, ulps of OUT",
     "several_ones": "share of rows with several P = 1",
     "rescales": "rescales per row",

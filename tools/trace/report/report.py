@@ -23,7 +23,7 @@ from roundscope.tools.report.model import (
 from roundscope.tools.trace.costs import VISIBLE, cost, visible
 from roundscope.tools.trace.report import tables
 from roundscope.tools.trace.report.captions import budget_picture, mechanisms, pictures
-from roundscope.tools.trace.report.words import plan_words, sentence
+from roundscope.tools.trace.report.words import details, plan_words
 from roundscope.tools.trace.stopping import stop
 from roundscope.tools.trace.summary import Summary
 from roundscope.tools.trace.verdict import verdict
@@ -245,7 +245,7 @@ def _layer(s: Summary, is_pictured: bool) -> list[Part]:
     keys = " and ".join(r.name for r in s.results if r not in by_head)
     note = notes(f"{keys} belong to key heads." if keys else "")
     parts += [
-        Section("What every rounding event did", [Text(sentence(s)), *drawn]),
+        Section("What every rounding event did", [Text(details(s)), *drawn]),
         Folded(
             "All events that round, with their formulas",
             [tables.events(s, with_formulas=True), *lines],
@@ -312,4 +312,4 @@ def of_layer(s: Summary, command: str = "") -> list[Part]:
         parts += [Text(""), Section(title, [tables.shares(s.budget), *notes(*lines)])]
     events = tables.events(s, with_formulas=False)
     below = notes(*tables.folded(s), tables.legend(s))
-    return [*parts, Text(""), Text(sentence(s)), events, *below, Text("")]
+    return [*parts, Text(""), Text(details(s)), events, *below, Text("")]
