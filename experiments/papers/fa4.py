@@ -18,7 +18,7 @@ from roundscope.emu import round_to
 from roundscope.emu.roundings.modes import E4M3
 from roundscope.experiments.catalogue import FA4
 from roundscope.experiments.framework.command import computed
-from roundscope.experiments.framework.estimates import gain, mean, relative_error
+from roundscope.experiments.framework.estimates import gain, mean, positive, relative_error
 from roundscope.experiments.framework.figures.series import legend, series
 from roundscope.experiments.framework.study import Figure, Study, Table
 from roundscope.experiments.framework.verdicts import Verdict, interval, verdict_on
@@ -164,7 +164,7 @@ def claims(points: Points) -> list[Verdict]:
         )
         for p in points
         if (published := p.published) is not None
-        for over in [mean({seed: x / published for seed, x in p.mean.items()})]
+        for over in [positive({seed: x / published for seed, x in p.mean.items()})]
     ]
 
 
@@ -189,8 +189,8 @@ def rows(points: Points) -> list[list[str]]:
             NAMES[p.plan],
             f"{p.deviation:g}",
             "" if p.published is None else f"{p.published:.3f}",
-            interval(mean(p.mean)),
-            interval(mean(p.root)),
+            interval(positive(p.mean)),
+            interval(positive(p.root)),
             f"{-100 * mean(p.gain).mean:.1f} %",
         ]
         for p in points
