@@ -176,9 +176,9 @@ def answer(points: Points) -> str:
         abs(x) for (plan, _), x in by.items() if plan in ("fa4-fp8-offset4", "fa4-fp8-threshold0")
     )
     return (
-        "P clips at 448 and its row sum does not, so with offset 8 and threshold 4 the output is"
-        f" too short by {short} % at deviations of {', '.join(f'{d:g}' for d in DEVIATIONS)}; with"
-        f" offset 4, or threshold 0, by {others:.1f} % or less."
+        "The output is too short since P clips at 448 and its row sum does not. With offset 8 and"
+        f" threshold 4 it is {short} % at deviations of {', '.join(f'{d:g}' for d in DEVIATIONS)}."
+        f" With offset 4, or threshold 0, it is {others:.1f} % or less."
     )
 
 
