@@ -154,8 +154,9 @@ docs: $(READY)  ## the documentation, its pages executed, in build/docs; a warni
 reference: $(READY)  ## writes the tables that are made from the code into the pages of the reference
 	cd docs/_ext && $(CURDIR)/$(BIN)/python -m generated
 
-printed: docs  ## writes what the cells of the documentation printed under them, for readers of the repository; at a release
-	cd docs/_ext && $(CURDIR)/$(BIN)/python -m printed
+printed: $(if $(PAGES),$(READY),docs)  ## writes what the cells of the documentation printed under them; at a release, or PAGES=howto/sweep after a change of its cells
+	$(if $(PAGES),$(BIN)/pip install -qq $(VERSIONS) --editable '.[$(EXTRAS),docs]')
+	cd docs/_ext && $(CURDIR)/$(BIN)/python -m printed $(PAGES)
 
 linkcheck: docs  ## the same pages' links to other sites, which needs a network
 	$(BIN)/sphinx-build -q -b linkcheck -d build/docs/.doctrees docs build/linkcheck

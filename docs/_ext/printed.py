@@ -4,11 +4,17 @@ The built page shows what its cells print when it is built, and leaves these blo
 printed` writes them from the pages that were built last; each has the digest of the cell above it,
 by which a test notices a cell that was changed since. As an extension of Sphinx this module has the
 directive.
+
+    make printed                          # every page, after it has built them
+    make printed PAGES='howto/sweep'      # these alone, which it runs by themselves
 """
 
 import hashlib
 import json
 import re
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -78,16 +84,35 @@ def setup(app: Any) -> dict[str, bool]:
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
-def main() -> None:
-    """Write the blocks of every page that was executed."""
-    for notebook in sorted(EXECUTED.rglob("*.ipynb")):
-        page = DOCS / notebook.relative_to(EXECUTED).with_suffix(".md")
+def executed(page: str) -> dict[str, Any]:
+    """Build a site of one page, such as "howto/sweep", and return its executed notebook."""
+    with tempfile.TemporaryDirectory() as folder:
+        docs = Path(folder) / "docs"
+        (docs / page).parent.mkdir(parents=True)
+        for name in ("_ext", "_static", "images"):
+            (docs / name).symlink_to(DOCS / name)
+        for name in ("conf.py", f"{page}.md"):
+            (docs / name).write_bytes((DOCS / name).read_bytes())
+        (docs / "index.md").write_text(f"# Page\n\n```{{toctree}}\n{page}\n```\n")
+        out = Path(folder) / "build" / "docs"
+        # its links lead nowhere here, and warnings about them are of no use
+        build = [sys.executable, "-m", "sphinx", "-Q", "-D", "nb_execution_mode=force", docs, out]
+        subprocess.run(build, check=True)
+        return dict(json.loads((out.parent / "jupyter_execute" / f"{page}.ipynb").read_text()))
+
+
+def main(pages: list[str]) -> None:
+    """Write the blocks of these pages, or of every page that was built."""
+    found = sorted(p.relative_to(EXECUTED).with_suffix("") for p in EXECUTED.rglob("*.ipynb"))
+    for name in map(str, pages or found):
+        page = DOCS / f"{name}.md"
         old = page.read_text(encoding="utf-8")
-        new = renewed(old, json.loads(notebook.read_text(encoding="utf-8")))
+        notebook = executed(name) if pages else json.loads((EXECUTED / f"{name}.ipynb").read_text())
+        new = renewed(old, notebook)
         if new != old:
             page.write_text(new, encoding="utf-8")
-            print(f"written: docs/{page.relative_to(DOCS)}")
+            print(f"written: docs/{name}.md")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
