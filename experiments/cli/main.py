@@ -219,13 +219,16 @@ def bench(
             metavar="DIR",
         ),
     ] = None,
+    quick: Annotated[
+        bool, Option("--quick", help="A small measurement, whose ratios are rough.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Measure Roundscope's speed against that of the alternatives."""
     from roundscope.experiments.train import bench_step
     from roundscope.tools.bench import command as bench_command
 
-    bench_command.run(what, as_json=json, out=out, more={"step": bench_step.run})
+    bench_command.run(what, as_json=json, out=out, quick=quick, more={"step": bench_step.run})
 
 
 DEBUG = "--debug"

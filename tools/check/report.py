@@ -197,7 +197,7 @@ def _spread(found: Findings) -> list[cases.Case]:
 
 
 def _tests(found: Findings) -> Table:
-    """Return a row for each test: its name, its question, how many of each answer, seconds."""
+    """Return a row for each test: its name, how many of each answer, seconds, its question."""
     rows, marked = [], []
     for test, question in QUESTIONS.items():
         if asked := found.of(test):
@@ -206,10 +206,10 @@ def _tests(found: Findings) -> Table:
             )
             name = Cell(test, "bad" if failed else "good")
             seconds = f"{sum(c.seconds for c in asked):.1f}"
-            rows.append((name, question, passed, noted, Cell(failed, "bad"), skipped, seconds))
+            rows.append((name, Cell(failed, "bad"), passed, noted, skipped, seconds, question))
             marked.append(bool(failed))
     return Table(
-        ("test", "question", "pass", "note", "fail", "not run", "seconds"),
+        ("test", "fail", "pass", "note", "not run", "seconds", "question"),
         rows,
         marked,
         name="answers",

@@ -80,7 +80,7 @@ def _number(x: float) -> str:
 
 
 def _power(x: float) -> str:
-    return f"2{{sup}}`{math.frexp(x)[1] - 1}`".replace("`-", "`−")
+    return f"2<sup>{math.frexp(x)[1] - 1}</sup>".replace("-", "−")
 
 
 def block_formats() -> str:

@@ -6,13 +6,13 @@ import numpy as np
 
 from roundscope.attention.sites import Site
 from roundscope.tools.report.wording import listed
-from roundscope.tools.sweep.report.effects import LOG, Shares, center, fold, mean_interval
+from roundscope.tools.sweep.report.effects import LOG, Shares, between, center, fold, mean_interval
 from roundscope.tools.sweep.report.gains import gain_words, gains
 from roundscope.tools.sweep.report.lost import lost
 from roundscope.tools.sweep.report.lost import sentence as lost_sentence
 from roundscope.tools.sweep.report.slices import Slice
 from roundscope.tools.sweep.report.words import fold as times
-from roundscope.tools.sweep.report.words import many, number, percent, with_interval
+from roundscope.tools.sweep.report.words import in_ends, many, number, percent
 from roundscope.tools.sweep.storage.frames import Frame
 from roundscope.tools.trace.analysis.bias import threshold
 
@@ -71,13 +71,13 @@ def _most(frame: Frame, found: Shares) -> str:
 
 
 def _alone(frame: Frame) -> str:
-    rms, largest = (mean_interval(frame.metric(name)) for name in ("rms", "max_abs"))
+    rms, largest = (in_ends(*between(m, frame.metric(m))) for m in ("rms", "max_abs"))
     count = len(frame.rows)
     seeds = f"{count} seeds of one condition" if count > 1 else "One condition, one seed"
     share = percent(mean_interval(frame.metric("rel_rms"))[0])
     return (
-        f"{seeds}: rms from float64 is {with_interval(*rms)} ({share} of its rms), the largest"
-        f" difference {with_interval(*largest)}."
+        f"{seeds}: rms from float64 is {rms} ({share} of its rms), the largest"
+        f" difference {largest}."
     )
 
 

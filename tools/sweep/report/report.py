@@ -32,10 +32,17 @@ from roundscope.tools.sweep.conditions.cell import DEFAULTS, Value, lacking
 from roundscope.tools.sweep.measuring.sums import GRADIENTS
 from roundscope.tools.sweep.report import answers
 from roundscope.tools.sweep.report.captions import sentence
-from roundscope.tools.sweep.report.effects import changed_nothing, idle, mean_interval, shares
+from roundscope.tools.sweep.report.effects import (
+    LOG,
+    between,
+    changed_nothing,
+    idle,
+    mean_interval,
+    shares,
+)
 from roundscope.tools.sweep.report.lost import lost
 from roundscope.tools.sweep.report.pictures import opening, pictures
-from roundscope.tools.sweep.report.words import many, number, short, with_interval
+from roundscope.tools.sweep.report.words import in_ends, many, number, short, with_interval
 from roundscope.tools.sweep.running.dry_run import duration, said
 from roundscope.tools.sweep.storage.frames import TOGETHER, Frame, Row, Rows, frame_of, parameters
 
@@ -216,13 +223,18 @@ def conditions(frame: Frame) -> list[Section]:
         values = [
             "-"
             if m in counts and (np.nan_to_num(frame.metric(counts[m])[cells]) > 0).any()
+            else in_ends(*between(m, frame.metric(m)[cells]))
+            if m in LOG
             else with_interval(*mean_interval(frame.metric(m)[cells]))
             for m in metrics
         ]
         rows.append([*(short(str(row[n]), 40) for n in names), seeds, *values])
         marked.append(gone > 0)
     more = len(order) - MOST
-    note = "Mean ± half of the 95 % t interval over seeds"
+    note = (
+        "Errors: geometric mean over seeds [95 % t interval of the logarithms]; signed numbers:"
+        " mean ± half of the 95 % t interval"
+    )
     if any(marked):
         note += (
             "; red: some seed has NaN or infinite results, so the error is infinite and a signed"

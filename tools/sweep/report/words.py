@@ -56,6 +56,12 @@ def with_interval(mean: float, half: float) -> str:
     return number(mean) if np.isnan(half) else f"{number(mean)} ± {number(half, 2)}"
 
 
+def in_ends(mean: float, low: float, high: float) -> str:
+    """Return "mean [low, high]"; the mean alone where there is no interval."""
+    ends = "" if np.isnan(low) else f" [{number(low, 2)}, {number(high, 2)}]"
+    return f"{number(mean)}{ends}"
+
+
 def percent(share: float) -> str:
     """Return a share as 99.8 %, 12 % or 0.03 %."""
     return f"{100 * share:.1f} %" if share > 0.99 else f"{100 * share:.2g} %"
