@@ -292,7 +292,7 @@ def _sdpa_answered(
     if mask is not None and mask.ndim > 2:
         mask = four(mask.expand(*lead, *mask.shape[-2:]))
     q, k, v = map(four, (call.q, call.k, call.v))
-    return own(_answered(chain, replace(call, q=q, k=k, v=v, mask=mask, run=run)))
+    return own(_answered(chain, replace(call, q=q, k=k, v=v, mask=mask, has_heads=query.ndim > 3, run=run)))
 
 
 def _of_sdpa(

@@ -267,8 +267,8 @@ class _Declared:
         raise ValueError(
             f"layer {call.layer.number} ({call.layer.name}): {self.name} is not"
             f" softmax(scale q k^T{'' if call.mask is None else ' + mask'}) v with"
-            f" is_causal={call.is_causal}, scale={call.scale:.6g}: its output differs by {error:.2g}"
-            f" of its size; {repair}"
+            f" is_causal={call.is_causal}, scale={call.scale:.6g}: its output differs by"
+            f" {error:.2g} of its size; {repair}"
         )
 
 

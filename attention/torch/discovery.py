@@ -70,7 +70,8 @@ def attention_layers(
         if not names:
             raise ValueError(
                 f"model: no module of this {type(model).__name__} calls"
-                f" F.scaled_dot_product_attention in its own code; {_way_in(written_out(model, ()))}"
+                " F.scaled_dot_product_attention in its own code;"
+                f" {_way_in(written_out(model, ()))}"
             )
     else:
         names = (
@@ -116,9 +117,9 @@ def tell_unseen(model: nn.Module, found: Collection[nn.Module], stacklevel: int)
     if paths := written_out(model, found):
         warnings.warn(
             f"model: {len(found)} of {len(found) + len(paths)} modules that seem to compute"
-            f" attention are seen; not seen is {_some(paths)}, by products and a softmax of its own."
-            f" If that is attention, {MARK_IT}; modules=[...] with those that are seen ends this"
-            " warning",
+            f" attention are seen. Not seen: {_some(paths)}, with products and a softmax in its own"
+            f" code. If that is attention, {MARK_IT}; modules=[...] with those that are seen ends"
+            " this warning",
             stacklevel=stacklevel + 1,
         )
 
@@ -131,7 +132,7 @@ def _way_in(paths: list[str]) -> str:
             "name those that do, as in modules=['blocks.0.attention'], or, where attention is"
             f" written out or another kernel's, {MARK_IT}. {whole}"
         )
-    return f"{_some(paths)} seems to write it out: {MARK_IT}. {whole}"
+    return f"its code writes it out, it seems, in {_some(paths)}: {MARK_IT}. {whole}"
 
 
 def _some(paths: list[str]) -> str:
