@@ -168,8 +168,8 @@ class _Seen:
         name = other_calls.implementation_of(getattr(self.forward, "__self__", None))
         if name not in (None, "sdpa"):
             return (
-                f"Its implementation is {name}: call model.set_attn_implementation('sdpa') first,"
-                f" or, where the model has none, {MARK_IT}"
+                f"Its implementation is {name}: make the model with attn_implementation='sdpa'"
+                f" (from_pretrained and from_config take it), or, where it has none, {MARK_IT}"
             )
         return f"In its own code, {MARK_IT} or calls another kernel; or choose other layers"
 
@@ -292,7 +292,9 @@ def _sdpa_answered(
     if mask is not None and mask.ndim > 2:
         mask = four(mask.expand(*lead, *mask.shape[-2:]))
     q, k, v = map(four, (call.q, call.k, call.v))
-    return own(_answered(chain, replace(call, q=q, k=k, v=v, mask=mask, has_heads=query.ndim > 3, run=run)))
+    return own(
+        _answered(chain, replace(call, q=q, k=k, v=v, mask=mask, has_heads=query.ndim > 3, run=run))
+    )
 
 
 def _of_sdpa(

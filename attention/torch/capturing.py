@@ -229,12 +229,12 @@ class Recorder:
             )
         if self.without_heads and self.choice.batch is not None:
             layer, n = next(iter(self.without_heads.items()))
-            others = f" and {len(self.without_heads) - 1} more layers" if len(self.without_heads) > 1 else ""
+            count = len(self.without_heads) - 1
             words.append(
-                f"layer {layer.number} ({layer.name}){others} calls attention without an axis of"
-                f" heads, {n} entries of one head, of which batch={list(self.choice.batch)} is kept;"
-                " batch=None keeps all, and tensors (batch, heads, tokens, features) in the model"
-                " tell which are heads"
+                f"layer {layer.number} ({layer.name}){f' and {count} more layers' if count else ''}"
+                f" calls attention without an axis of heads, {n} entries of one head, of which"
+                f" batch={list(self.choice.batch)} is kept; batch=None keeps all, and tensors"
+                " (batch, heads, tokens, features) in the model tell which are heads"
             )
         return words
 
@@ -310,9 +310,9 @@ def capture(
 
     A forward pass is a call of the model. Where its parts are called without it, a pass begins with
     a layer that was called already. A forward that activation checkpointing repeats in the backward
-    is no further pass. If a layer calls attention several times in a pass, its first call is
-    kept, and a warning says so; calls=None keeps all. A compiled model runs uncompiled meanwhile, as after
-    `torch.compiler.set_stance("force_eager")`: the file has the numbers of the eager model.
+    is no further pass. If a layer calls attention several times in a pass, its first call is kept,
+    and a warning says so; calls=None keeps all. A compiled model runs uncompiled meanwhile, as
+    after `torch.compiler.set_stance("force_eager")`: the file has the numbers of the eager model.
 
     An exception, Ctrl-C included, ends the capture, and what was captured until then is written.
 

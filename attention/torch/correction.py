@@ -88,7 +88,7 @@ def check_row_sums(call: Call, why: str) -> None:
             raise ValueError(
                 f"{where}: has {name}, so rows of dS need not sum to zero over the keys, since"
                 f" {reason}; it cannot be {why}: choose other layers, or capture(model, path) and"
-                " `roundscope diagnose` the file"
+                " `roundscope trace` the file, which tells biased events"
             )
     width = extended_width(call.q.shape[-1], call.v.shape[-1])
     is_fused = call.implementation != "eager" and call.q.is_cuda

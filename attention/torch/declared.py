@@ -67,7 +67,8 @@ def attention_function(
 
     Decorate the function, or a method of the module: its parameters tell which is which, by the
     names q or query, k or key, v or value, and where it has them mask (attn_mask, attention_mask,
-    bias), is_causal, scale and dropout_p. It returns the output, or a tuple that begins with it.
+    bias), is_causal, scale and dropout_p. It returns the output, or a tuple that begins with it,
+    whose others are None where plans compute the output in its place.
     A module that calls it is a layer of `attention_layers`, and outside of these functions nothing
     changes. At its first call in an intercepted layer its output is compared with the textbook's
     attention, so that a function which does something else is refused.
@@ -146,7 +147,7 @@ class _Declared:
     ) -> None:
         self.function, self.signature = function, inspect.signature(function)
         self.is_causal, self.scale, self.mask = is_causal, scale, mask
-        self.is_turned, self.tolerance, self.is_checked = is_turned, tolerance, False
+        self.is_turned, self.tolerance, self.is_checked, self.more = is_turned, tolerance, False, 0
         named = self.signature.parameters
         self.names = {
             what: name
@@ -173,12 +174,14 @@ class _Declared:
         """Return what the function returns for these arguments, with the output by `answer`."""
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        others: list[Any] = []  # what it returned behind the output, None where it did not run
+        others: list[Any] = []  # what it returned behind the output
         call = self._call(layer, bound, others)
         if not (self.is_checked or call.dropout):
             self._check(call)
-            self.is_checked = True
+            self.is_checked, self.more = True, len(others)
+            others.clear()
         out = self._turned(answer(call))
+        others = others or [None] * self.more  # where it did not run
         return (out, *others) if others else out
 
     def _turned(self, x: Tensor) -> Tensor:
@@ -208,7 +211,7 @@ class _Declared:
             again = self.signature.bind(*bound.args, **bound.kwargs)
             again.apply_defaults()
             again.arguments |= {self.names[what]: self._turned(x) for what, x in tensors}
-            if "scale" in self.names:
+            if "scale" in self.names and q.shape[-1] != width:
                 again.arguments[self.names["scale"]] = scale
             found = self.function(*again.args, **again.kwargs)
             others[:] = found[1:] if isinstance(found, tuple) else ()

@@ -173,8 +173,8 @@ def _gain(look: Look) -> list[str]:
         return [told]
     way = "too short, as outputs rounded toward zero are" if high < 0.0 else "too long"
     return [
-        f"{told}: more than rounding to nearest in BF16 can make. All are {way}. It need not move the drift:"
-        " `capture` a layer and `roundscope identify` the file"
+        f"{told}: more than rounding to nearest in BF16 can make. All are {way}. It need not move"
+        " the drift: `capture` a layer and `roundscope identify` the file"
     ]
 
 
