@@ -18,7 +18,16 @@ import numpy as np
 from roundscope.attention.models.capture_file import save_tensors
 from roundscope.emu.plain_data import COUNT, misfit, parsed
 from roundscope.operations.models.align import ending
-from roundscope.operations.models.tape import PARAMETER, Entry, Ref, Tape, Value, refs
+from roundscope.operations.models.tape import (
+    PARAMETER,
+    Entry,
+    Ref,
+    Span,
+    Tape,
+    Value,
+    refs,
+    within,
+)
 
 FORMAT = "roundscope-operations-1"
 LIMIT = 2_000_000_000  # bytes
@@ -42,6 +51,8 @@ _SHAPE = {
     "logprobs": (COUNT, None),
     "output": (COUNT, None),
     "row": COUNT,
+    "lengths": [COUNT],
+    "first": COUNT,
     "about": {str: str},
 }
 
@@ -90,9 +101,11 @@ def save_tape(
         "logprobs": tape.logprobs,
         "output": tape.output,
         "row": tape.row,
+        "lengths": list(tape.lengths),
+        "first": tape.first,
         "about": dict(tape.about),
     }
-    tensors = {f"v.{i}": np.ascontiguousarray(x) for i, x in arrays.items()}
+    tensors = {f"v.{i}": np.asarray(x, order="C") for i, x in arrays.items()}
     if tape.tokens is not None:
         tensors["tokens"] = np.ascontiguousarray(tape.tokens)
     save_tensors(path, tensors, {"format": FORMAT, "tape": json.dumps(data)})
@@ -113,7 +126,7 @@ def load_tape(path: Path) -> Tape:
             if about.get("format") != FORMAT:
                 raise ValueError(
                     f"{path}: format {about.get('format')!r}, must be {FORMAT!r}, as"
-                    ' roundscope.torch.capture(model, path, what="operations") writes it'
+                    ' capture(..., what="operations") of roundscope.torch or .jax writes it'
                 )
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
@@ -151,8 +164,22 @@ def load_tape(path: Path) -> Tape:
         tokens=arrays.get("tokens"),
         about=data["about"],
         arrays=NumpyArrays(),
-        **{name: data[name] for name in ("logits", "logprobs", "output", "row")},
+        lengths=tuple(data["lengths"]),
+        **{name: data[name] for name in ("logits", "logprobs", "output", "row", "first")},
     )
+
+
+def is_tape(path: Path) -> bool:
+    """Return whether a path is read as the file of a tape: it is none of results of modules."""
+    from safetensors import SafetensorError, safe_open
+
+    if path.is_dir() or path.suffix in (".pt", ".pth"):
+        return False
+    try:
+        with safe_open(path, "np") as file:
+            return "format" in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return True  # whose error `load_tape` tells
 
 
 def digested(tape: Tape) -> dict[str, tuple[str, tuple[int, ...], str]]:
@@ -257,29 +284,47 @@ def _tree(x: Any) -> Any:
 
 
 class NumpyArrays:
-    """The functions with which a replay handles arrays of a file, which are NumPy arrays."""
-
-    def cast(self, x: Any, dtype: str) -> Any:
-        kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
-        is_number = np.issubdtype(x.dtype, np.floating) or x.dtype.name in dir(ml_dtypes)
-        return x.astype(kind) if is_number else x
-
-    def part(self, x: Any, axis: int, start: int, length: int) -> Any:
-        return x.take(range(start, start + length), axis)
-
-    def put(self, x: Any, start: int, rows: Any) -> Any:
-        x = x.copy()
-        x[start : start + len(rows)] = rows
-        return x
-
-    def joined(self, parts: Sequence[Any], axis: int) -> Any:
-        return np.concatenate(parts, axis)
-
-    def nudged(self, x: Any, seed: int) -> Any:
-        raise NotImplementedError("a file's operations run after they are revived")
-
-    def shifted(self, x: Any, new: Any, old: Any) -> Any:
-        raise NotImplementedError("a file's operations run after they are revived")
+    """The functions with which a replay handles arrays that NumPy reads."""
 
     def numpy(self, x: Any) -> np.ndarray:
         return np.asarray(x)
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        x, kind = self.numpy(x), np.dtype(getattr(ml_dtypes, dtype, dtype))
+        return x.astype(kind) if _is_number(x.dtype) and _is_number(kind) else x
+
+    def part(self, x: Any, axis: int, start: int, length: int) -> Any:
+        return self.numpy(x).take(range(start, start + length), axis)
+
+    def put(self, x: Any, spans: Sequence[Span], part: Any) -> Any:
+        x = self.numpy(x).copy()
+        x[within(x.ndim, spans)] = part
+        return x
+
+    def shaped(self, x: Any, shape: tuple[int, ...]) -> Any:
+        return self.numpy(x).reshape(shape)
+
+    def joined(self, parts: Sequence[Any], axis: int) -> Any:
+        return np.concatenate([self.numpy(x) for x in parts], axis)
+
+    def nudged(self, x: Any, seed: int) -> Any:
+        x = self.numpy(x)
+        if not _is_number(x.dtype) or x.dtype.itemsize == 1:
+            return x
+        random = np.random.default_rng(seed)
+        chosen = random.random(x.shape) < 1 / 64
+        step = np.where(random.random(x.shape) < 0.5, 1, -1) * chosen
+        bits = np.dtype(f"i{x.dtype.itemsize}")
+        moved = (np.ascontiguousarray(x).view(bits) + step.astype(bits)).view(x.dtype)
+        return np.where(np.isfinite(moved) & (x != 0), moved, x)
+
+    def shifted(self, x: Any, new: Any, old: Any) -> Any:
+        x, new, old = (self.numpy(y) for y in (x, new, old))
+        wide = [y.astype(np.float64) for y in (x, new, old)]
+        with np.errstate(invalid="ignore"):  # of infinite numbers
+            moved = (wide[0] + (wide[1] - wide[2])).astype(new.dtype)
+        return np.where(x == old, new, moved)
+
+
+def _is_number(dtype: np.dtype) -> bool:
+    return np.issubdtype(dtype, np.floating) or hasattr(ml_dtypes, dtype.name)

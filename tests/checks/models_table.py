@@ -257,7 +257,7 @@ class Table:
         return found + (" (told: not all layers are seen)" if partial else "")
 
     def _refused(self, name: str, message: str) -> str:
-        reasons = {"sinks": "sinks", "softcap": "a softcap", "mask has a gradient": "a learned bias",
+        reasons = {"sinks": "sinks", "softcap": "a softcap", "mask has a gradient": "learned bias",
                    "bias": "a bias", "writes it out": "written out", "another way": "its own code",
                    }  # fmt: skip
         why = next((x for word, x in reasons.items() if word in message), "?")

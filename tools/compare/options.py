@@ -9,9 +9,14 @@ import typer
 from roundscope.tools.options import Json, to_folder
 
 _HELP = (
-    " run: a safetensors file that roundscope.torch.capture(model, path, what='operations') wrote,"
-    " or module:function, a function without arguments that returns (model, inputs); this folder"
-    " is searched first."
+    " run: a safetensors file that roundscope.torch.capture(model, path, what='operations') or"
+    " roundscope.jax.capture(path, what='operations') wrote, or module:function, a function without"
+    " arguments that returns (model, inputs), of JAX (function, parameters, inputs); this folder is"
+    " searched first."
+)
+_OTHER = (
+    "The second run, on the same tokens and weights, or what another program kept of it: results by"
+    " the names of modules in a .pt or .safetensors file, or a folder of SGLang's tensor dump."
 )
 
 
@@ -21,7 +26,11 @@ class CompareOptions:
 
     a: Annotated[str, typer.Argument(metavar="A", help="The first" + _HELP)]
     b: Annotated[
-        str, typer.Argument(metavar="B", help="The second run, on the same tokens and weights.")
+        str,
+        typer.Argument(
+            metavar="B",
+            help=_OTHER,
+        ),
     ]
     out: Annotated[
         Path | None,
