@@ -12,7 +12,8 @@ from torch import nn
 
 from roundscope.attention.torch.discovery import written_out
 from roundscope.tools.tensors.layers import read_layers
-from roundscope.torch import attention_function, attention_layers, capture, correct, use, watch
+from roundscope.torch import attention_function, attention_layers, capture, correct, use, watchfrom tests.checks.models_table import of_transformers, rows
+from tests.checks.models_table import stepped as table_step
 
 B, N, T, H = 2, 3, 6, 8
 X = torch.randn(B, N, T, H, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -308,3 +309,48 @@ def test_a_call_of_one_row():
     with use(model, "exact"):
         assert (model(X) - own).abs().max() < 1e-12
     assert own.shape == (T, H)
+
+
+def test_kernels_of_flex_are_marked_with_their_mask():
+    """The way around that the refusal names; truth is SDPA with the dense mask."""
+    from torch.nn.attention.flex_attention import create_mask
+
+    def near(batch, head, t, s):
+        return (t >= s) & (t - s < 3)
+
+    def of_flex(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, NEAR)
+
+    mark = attention_function(mask=lambda q, k, v: create_mask(near, 1, 1, T, T, device="cpu"))
+    marked = mark(of_flex)
+
+    class Flex(Attention):
+        def forward(self, x):
+            return marked(self.own(x), x, x)
+
+    model = nn.Sequential(Flex())
+    with use(model, "exact"):
+        out = model(X)
+    assert (out - model(X)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("names", [["twice", "beside"], pytest.param([], marks=pytest.mark.thorough)])
+def test_no_model_is_a_dead_end(names):
+    """Every cell of the table of models: it works, is told, or a refusal whose advice works."""
+    for cells, is_dead in rows(names):
+        assert not is_dead and "?" not in " ".join(cells), cells
+        assert "logits changed" not in cells[3]
+        assert ("beside" in cells[0]) == ("told: not all" in cells[2]), cells
+
+
+def test_t5_in_eager_keeps_its_bits_and_its_bias(tmp_path):
+    model = of_transformers("T5, learned bias", "eager")
+    own, gradients = table_step(model)
+    with capture(model, tmp_path / "a.safetensors") as calls:
+        out, found = table_step(model)
+    assert torch.equal(out, own) and all(torch.equal(found[n], g) for n, g in gradients.items())
+    assert calls[0].mask.dtype == np.float32 and len(np.unique(calls[0].mask)) > 8
+    with use(model, "exact"), pytest.raises(ValueError, match="capture, watch and correct take a"):
+        table_step(model)
+    with correct(model), pytest.raises(ValueError, match="freeze the bias"):
+        table_step(model)
