@@ -346,7 +346,8 @@ def _with_plain_mask(call: Captured) -> Captured:
         limits: Any = ml_dtypes.finfo  # which has no annotations
         is_closed = mask <= float(limits(mask.dtype).min) / 2
         if not np.all(is_closed | (mask == 0)):
-            return replace(call, mask=mask.astype(np.float32))
+            with np.errstate(over="ignore"):  # the lowest number of float64 becomes -inf
+                return replace(call, mask=mask.astype(np.float32))
         mask = ~is_closed
     if mask.all():
         return replace(call, mask=None)

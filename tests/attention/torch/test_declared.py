@@ -331,6 +331,7 @@ def test_kernels_of_flex_are_marked_with_their_mask():
             return marked(self.own(x), x, x)
 
     model = nn.Sequential(Flex())
+    model.requires_grad_(False)  # flex_attention has no backward on a CPU
     expected = F.scaled_dot_product_attention(model[0].own(X), X, X, NEAR)
     with use(model, "exact"):
         out = model(X)
@@ -349,6 +350,7 @@ def test_no_model_is_a_dead_end(names):
         assert ("beside" in cells[0]) == ("told: not all" in cells[2]), cells
 
 
+@pytest.mark.thorough  # it imports T5
 def test_t5_in_eager_keeps_its_bits_and_its_bias(tmp_path):
     model = of_transformers("T5, learned bias", "eager")
     own, gradients = table_step(model)

@@ -213,7 +213,7 @@ def test_a_log_without_a_number_is_drawn(tmp_path, threshold):
 @pytest.mark.parametrize(
     ("gains", "told"),
     [
-        ([-0.0026, -0.0031], "-0.0028 of it, heads from -0.0031 to -0.0026: more than rounding"),
+        ([-0.0026, -0.003], "-0.0028 of it, heads from -0.003 to -0.0026: more than rounding"),
         ([0.004, 0.002], "All are too long."),
         ([-0.0002, -0.0001], "-0.00015 of it, heads from -0.0002 to -0.0001\n"),
         ([-0.01, 0.001], "-0.0045 of it, heads from -0.01 to +0.001\n"),
