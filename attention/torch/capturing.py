@@ -49,12 +49,14 @@ class Record:
 
     fields      those of `Captured`, as they come
     has_graph   whether its gradients will come, so that a repeated forward adds nothing
+    calls       how often the layer was called in this pass, where the first call alone is kept
     """
 
     layer: Layer
     fields: dict[str, Any]
     notes: list[str]
     has_graph: bool = False
+    calls: int = 1
 
     def keep(self, name: str, array: np.ndarray) -> None:
         """Keep a gradient, the first one if there are several backwards."""
@@ -65,7 +67,10 @@ class Record:
 
     def captured(self) -> Captured:
         """Return the call as data."""
-        return Captured(**self.fields, notes=tuple(dict.fromkeys(self.notes)))
+        notes = list(self.notes)
+        if self.calls > 1:
+            notes.append(f"called {self.calls} times in this pass; the first call is kept")
+        return Captured(**self.fields, notes=tuple(dict.fromkeys(notes)))
 
 
 class Recorder:
@@ -113,6 +118,8 @@ class Recorder:
             self.without_heads[call.layer] = call.q.shape[0]
         self.most[call.layer] = max(self.most.get(call.layer, 0), number + 1)
         if self.wanted is not None and number not in self.wanted:
+            if self.wanted == (0,):
+                self.records[self.step, call.layer.number, 0].calls += 1
             return call.run(call.q, call.k, call.v)
         fields = self._arrays(call) | {
             "number": call.layer.number,
