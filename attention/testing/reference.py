@@ -27,7 +27,7 @@ class Reference:
     block_k: int | None = None
 
     def outputs(self, x: Inputs, backward: bool) -> Outputs:
-        """Return what the plan gives on some inputs."""
+        """Return what the plan gives on some inputs; without L, where that is in base 2."""
         do = x.do if backward else None
         block_q, block_k = self.tiles(x.q.shape[-1], x.is_cut)
         how: Any = {
@@ -40,7 +40,9 @@ class Reference:
         with np.errstate(all="ignore"):
             results = examine(x.q, x.k, x.v, do, **how, **x.options)
         names = RESULTS if backward else ("out",)
-        return Outputs(**{n: np.asarray(getattr(results, n), np.float32) for n in names})
+        lse = None if self.plan.lse_base2 else np.asarray(results.lse).swapaxes(1, 2)
+        found = {n: np.asarray(getattr(results, n), np.float32) for n in names}
+        return Outputs(lse=lse, **found)
 
 
 def reference(
