@@ -52,14 +52,15 @@ def reference(
     block_k: int | None = None,
     changes: Sequence[str] = (),
 ) -> Reference:
-    """Return a plan with its tiles: those given, or a twin's own, or 128.
+    """Return a plan with its tiles: those given, or a twin's own, also where words change it, or
+    128.
 
     `changes` are changes of the plan in words (docs/reference/grammar.md).
 
     In FP16 a plan that is given by its name has FP16 in place of BF16.
     """
-    twin = TWINS[plan] if isinstance(plan, str) and plan in TWINS else None
-    chosen = twin.plan if twin else plan_given(plan)
+    twin = TWINS.get(plan.partition(";")[0].strip()) if isinstance(plan, str) else None
+    chosen = plan_given(plan)
     if dtype == "float16" and isinstance(plan, str):
         chosen = half(chosen)
     if changes:

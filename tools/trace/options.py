@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from roundscope.tools.options import CallOptions, Json, Layers, Sample, to_folder
+from roundscope.tools.options import CallOptions, Changes, Json, Layers, Sample, to_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +37,7 @@ class TraceOptions:
         str | None,
         typer.Option(help="Order of the axes: BNTH or BTNH; by default as in the file's metadata."),
     ] = None
-    changes: Annotated[
-        list[str],
-        typer.Option(
-            "--set",
-            metavar="CHANGE",
-            help="Change the plan: SITE=FORMAT[:MODE[:OVERFLOW]], SITE.sum=ACCUMULATOR or"
-            " {of_plans}, for example O=bf16:stochastic; repeatable."
-            " docs/reference/grammar.md explains every word.",
-        ),
-    ] = field(default_factory=list)
+    changes: Changes = field(default_factory=list)
     inject: Annotated[
         list[str],
         typer.Option(

@@ -172,7 +172,8 @@ def _causes(s: Summary) -> str:
         named.setdefault(line_words(line), []).append(share)
     parts = [f"{event} makes {listed(shares)}" for event, shares in named.items()]
     n = len(budget.heads)
-    heads = "" if n == s.layer.q.shape[2] else f" of {n} heads"
+    every = s.layer.q.shape[2]
+    heads = "" if n == every else f", measured on {n} of the {every} heads"
     shares = f"Of the squared error{heads}, {listed(parts)}." if parts else ""
     is_said = found is not None and found.avoided_by
     return f"{'' if is_said else _infinite_causes(budget)} {shares}".strip()

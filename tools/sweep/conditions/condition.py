@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from roundscope.attention.arguments import served_given
+from roundscope.attention.grammar.changes import Edit, words_of
 from roundscope.attention.grammar.edits import KINDS, apply
 from roundscope.attention.grammar.injections import check_injection, injection_of
 from roundscope.attention.grammar.roundings import Place, places_of, without_mode
@@ -20,6 +21,7 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site, site_named
 from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.events.injection import FlipBit
+from roundscope.events.plan import renamed
 from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.sweep.conditions.axes import axis_named, typed
 from roundscope.tools.sweep.conditions.cell import (
@@ -259,7 +261,10 @@ def plan_of(settings: Settings, seed: int) -> Plan:
 @functools.lru_cache(maxsize=4096)
 def _built(settings: Settings) -> Plan:
     plan = preset = Plan.preset(str(settings[0][1]))
+    words = []
     for name, value in settings[1:]:
         kind, _, site = name.partition(".")
-        plan = apply(plan, kind, str(value), (site_named(site),) if site else ())
-    return plan if plan == preset else replace(plan, name=f"{preset.name}*")
+        edit = Edit(kind, str(value), (site_named(site),) if site else ())
+        plan = apply(plan, kind, edit.value, edit.sites)
+        words += words_of(edit, plan)
+    return plan if plan == preset else replace(plan, name=renamed(preset.name, *words))

@@ -58,7 +58,7 @@ def layers(summaries: list[Summary]) -> Table:
 def results(s: Summary) -> Table:
     """Return the table of results; those that are biased or not finite are in red."""
     gains = [r.gain for r in s.results if r.gain is not None and r.gain.se > 0.0]
-    limit = f"\nof ±{gains[0].limit:.1f}" if gains else ""
+    limit = f", biased\nbeyond ±{gains[0].limit:.1f}" if gains else ""
     heads = ["result", "relative\nrms error", "largest\nerror", "too long (+)\nor short, %"]
     rows = [
         [r.name, f"{r.error:.2e}", f"{r.difference['max_abs']:.2e}", *_gain(r)] for r in s.results
@@ -137,8 +137,15 @@ def whole_budget(budget: ErrorBudget) -> Table:
     ends = ["100.0" if x else "inf" for x in finite], ["100" if x else "" for x in finite]
     rows.append(["all", "", *ends[0], *ends[1]])
     heads = ["event", "rounds to", *(f"{n}\n%" for n in names)]
-    heads += [f"{n} left\nwithout it, %" for n in names]
+    heads += [f"error of {n}\nwithout it, %" for n in names]
     return Table(heads, rows)
+
+
+LEFT = (
+    "Error without it: what the error of the result is if this event alone does not round, in % of"
+    " the error that it has now. Above 100 it is larger without the event, whose error cancels"
+    " part of another one's."
+)
 
 
 def promotions(s: Summary, budget: ErrorBudget) -> Table:

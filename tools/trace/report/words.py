@@ -5,6 +5,7 @@ from roundscope.attention.grammar.differences import differences
 from roundscope.attention.grammar.injections import injection_words
 from roundscope.attention.trace.parts import site_of
 from roundscope.emu.roundings.modes import Overflow
+from roundscope.events.plan import base_name
 from roundscope.tools.report.wording import listed
 from roundscope.tools.trace.analysis.bias import Event, Lean, threshold
 from roundscope.tools.trace.analysis.consequences import DeltaDrift
@@ -47,7 +48,7 @@ def plan_words(request: Request) -> str:
     """Return the plan in words: its preset, every change of it, and what was injected."""
     name, changes = request.plan.name, plan_changes(request.plan)
     if changes:
-        name = f"{name.rstrip('*')} with {' '.join(changes)}"
+        name = f"{base_name(name)} with {' '.join(changes)}"
     if request.inject:
         name += f", injected {' '.join(injection_words(i) for i in request.inject)}"
     return name
@@ -55,7 +56,8 @@ def plan_words(request: Request) -> str:
 
 def plan_changes(plan: Plan) -> list[str]:
     """Return the words of --set that changed the plan from its preset."""
-    return differences(plan, Plan.preset(plan.name.rstrip("*"))) if plan.name.endswith("*") else []
+    base = base_name(plan.name)
+    return differences(plan, Plan.preset(base)) if base != plan.name else []
 
 
 def _not_finite(s: Summary) -> str:
