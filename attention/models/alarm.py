@@ -29,7 +29,8 @@ thresholds do, is in docs/notes/measurements.md (`roundscope reproduce alarm`).
 
 ACTION = (
     "To keep those sums at 0: correct(model) of roundscope.torch, or corrected(attention) of"
-    " roundscope.jax (docs/howto/bring-your-model.md)"
+    " roundscope.jax; where attention is emulated, the plan's word delta_from=CENTERED"
+    " (docs/howto/bring-your-model.md)"
 )
 """What an alarm advises."""
 

@@ -1,7 +1,8 @@
 """Calls of attention captured in a model: what is kept of each, and the file that they make.
 
 The file is one safetensors file. Its tensors are `<prefix>.q k v mask out do dq dk dv sinks`, where
-the prefix is `layers.<number>`, or `step.<step>.layers.<number>` if the file holds several steps.
+the prefix is `layers.<number>`, or `step.<step>.layers.<number>` if the file holds several steps;
+further calls of a layer in the same step have `.call.<n>` behind it, n from 1.
 They are contiguous and in the model's own types, in layout BNTH: (batch, heads, tokens, features).
 
     q, out, do, dq   (B, N, T, H), out and do with the features of v
@@ -58,6 +59,7 @@ class Captured:
 
     number, name    the number of the layer in the order of the model; the path of its module
     step            the number of the forward pass, counted from 0
+    call            the number of the call of its layer in that pass, counted from 0
     q, k, v, out    (B, N, T, H), (B, G, S, H), (B, G, S, Hv), (B, N, T, Hv), NumPy arrays of any
                     floating-point type, ml_dtypes' included
     do              the gradient of a loss with respect to out; dq, dk, dv: to q, k and v
@@ -78,6 +80,7 @@ class Captured:
     number: int
     name: str
     step: int = 0
+    call: int = 0
     q: np.ndarray
     k: np.ndarray
     v: np.ndarray
@@ -288,7 +291,9 @@ def save_tensors(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[st
 def _prefixes(calls: Sequence[Captured]) -> list[str]:
     has_steps = len({call.step for call in calls}) > 1
     prefixes = [
-        f"step.{call.step}.layers.{call.number}" if has_steps else f"layers.{call.number}"
+        (f"step.{call.step}." if has_steps else "")
+        + f"layers.{call.number}"
+        + (f".call.{call.call}" if call.call else "")
         for call in calls
     ]
     for call, prefix in zip(calls, prefixes, strict=True):
@@ -341,7 +346,8 @@ def _with_plain_mask(call: Captured) -> Captured:
         limits: Any = ml_dtypes.finfo  # which has no annotations
         is_closed = mask <= float(limits(mask.dtype).min) / 2
         if not np.all(is_closed | (mask == 0)):
-            return replace(call, mask=mask.astype(np.float32))
+            with np.errstate(over="ignore"):  # the lowest number of float64 becomes -inf
+                return replace(call, mask=mask.astype(np.float32))
         mask = ~is_closed
     if mask.all():
         return replace(call, mask=None)

@@ -4,6 +4,7 @@ from roundscope.attention.torch.call import Call, Handler
 from roundscope.attention.torch.calls import Interception, intercept
 from roundscope.attention.torch.capturing import capture
 from roundscope.attention.torch.correction import correct, corrected
+from roundscope.attention.torch.declared import attention_function
 from roundscope.attention.torch.discovery import attention_layers
 from roundscope.attention.torch.operator import attention
 from roundscope.attention.torch.replacement import use
@@ -15,6 +16,7 @@ __all__ = [
     "Interception",
     "Watch",
     "attention",
+    "attention_function",
     "attention_layers",
     "capture",
     "correct",

@@ -35,6 +35,8 @@ class Call:
         softcap: The bound c of scores that become c tanh(score / c); None for none.
         sinks: One logit for each query head, (N,); None for none.
         implementation: "sdpa", or the name that the transformers library has for it.
+        has_heads: Whether the model gave an axis of heads. Without one, as in (B N, T, H), N is 1,
+            and heads of a model may be entries of the batch.
         run: The model's own attention of this call, with other q, k and v: the same mask,
             causality and scale, whatever the widths. It returns (B, N, T, Hv) and is
             differentiable.
@@ -53,6 +55,7 @@ class Call:
     sinks: Tensor | None = None
     implementation: str = "sdpa"
     alignment: Alignment = "top-left"
+    has_heads: bool = True
     run: Run
 
 

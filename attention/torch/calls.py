@@ -30,7 +30,8 @@ from torch.overrides import TorchFunctionMode
 from roundscope.attention.models.selection import Layer, Removable, chosen
 from roundscope.attention.torch import other_calls
 from roundscope.attention.torch.call import CHAIN, Call, Handler
-from roundscope.attention.torch.discovery import attention_layers
+from roundscope.attention.torch.declared import MARK
+from roundscope.attention.torch.discovery import MARK_IT, attention_layers, tell_unseen
 from roundscope.emu.shown import shown
 
 
@@ -98,6 +99,8 @@ def intercept(
             " use nn.parallel.DistributedDataParallel"
         )
     own = chosen(layers, list(found))
+    if modules is None:
+        tell_unseen(model, found.values(), stacklevel=3)
     undo: list[Callable[[], None]] = []
     try:
         for layer in own:
@@ -175,9 +178,21 @@ class _Seen(Wrapped):
             raise RuntimeError(
                 f"layer {chain.layer.number} ({chain.layer.name}): its forward ended without a call"
                 " of F.scaled_dot_product_attention that could be seen; it has reached its kernel"
-                " in another way, so choose other layers, or change it"
+                f" in another way. {self._repair()}"
             )
         return result
+
+    def _repair(self) -> str:
+        name = other_calls.implementation_of(getattr(self.forward, "__self__", None))
+        if name not in (None, "sdpa"):
+            return (
+                f"Its implementation is {name}: make the model with attn_implementation='sdpa'"
+                f" (from_pretrained and from_config take it), or, where it has none, {MARK_IT}"
+            )
+        return (
+            f"In its own code, {MARK_IT}, also where another kernel does it, as flex_attention,"
+            " whose dense mask mask= takes; or choose other layers"
+        )
 
 
 def _installed(module: nn.Module, layer: Layer, handler: Handler) -> Callable[[], None]:
@@ -223,7 +238,9 @@ class _Sdpa(TorchFunctionMode):
     ) -> Any:
         kwargs, chain = kwargs or {}, self.chain
         if func is F.scaled_dot_product_attention:
-            return _answered(chain, _of_sdpa(chain.layer, *args, **kwargs))
+            return _sdpa_answered(chain, *args, **kwargs)
+        if (declared := getattr(func, MARK, None)) is not None:
+            return declared.answered(chain.layer, partial(_answered, chain), args, kwargs)
         if func is F.multi_head_attention_forward:
             if kwargs.get("need_weights", True):
                 call_of, answer = partial(_of_sdpa, chain.layer), partial(_answered, chain)
@@ -250,6 +267,47 @@ def _through(handlers: Sequence[tuple[Layer, Handler]], call: Call) -> Tensor:
         return _through(inner, replace(call, q=q, k=k, v=v))
 
     return handler(replace(call, layer=layer, run=run))
+
+
+def _sdpa_answered(
+    chain: _Chain, query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *args: Any,
+    **options: Any,
+) -> Tensor:  # fmt: skip
+    """Return the output of a call of SDPA, whose tensors may have any number of axes.
+
+    Handlers are given (B, N, T, H). Tensors (B, T, H) have one head, and what stands before
+    (N, T, H) is one batch; the kernel itself gets the axes that the model gave it.
+    """
+    if query.ndim == 4:
+        return _answered(
+            chain, _of_sdpa(chain.layer, query, key, value, attn_mask, *args, **options)
+        )
+    if query.ndim < 2 or not query.ndim == key.ndim == value.ndim:
+        # refused by PyTorch, in its own words
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, *args, **options)
+    lead = query.shape[:-2]  # (..., N), or (B,) or () where there are no heads
+    call = _of_sdpa(chain.layer, query, key, value, attn_mask, *args, **options)
+    own_run = call.run
+
+    def four(x: Tensor) -> Tensor:
+        return x.flatten(0, -4) if x.ndim > 4 else x.reshape(-1, 1, *x.shape[-2:])
+
+    def own(x: Tensor) -> Tensor:
+        if len(lead) > 1:  # `watch` gives one entry of the batch
+            return x.unflatten(0, lead[:-1]) if x.shape[0] == math.prod(lead[:-1]) else x
+        return x[:, 0] if lead else x[0, 0]
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = own_run(own(q), own(k), own(v))
+        return out if out.ndim == 4 else four(out)
+
+    mask = call.mask
+    if mask is not None and mask.ndim > 2:
+        mask = four(mask.expand(*lead, *mask.shape[-2:]))
+    q, k, v = map(four, (call.q, call.k, call.v))
+    return own(
+        _answered(chain, replace(call, q=q, k=k, v=v, mask=mask, has_heads=query.ndim > 3, run=run))
+    )
 
 
 def _of_sdpa(

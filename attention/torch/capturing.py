@@ -49,7 +49,7 @@ class Record:
 
     fields      those of `Captured`, as they come
     has_graph   whether its gradients will come, so that a repeated forward adds nothing
-    calls       how often the layer was called in this pass
+    calls       how often the layer was called in this pass, where the first call alone is kept
     """
 
     layer: Layer
@@ -76,9 +76,13 @@ class Record:
 class Recorder:
     """Answers the calls of a model, keeps those that are wanted, and counts the forward passes."""
 
-    def __init__(self, choice: Choice, steps: tuple[int, ...] | None) -> None:
-        self.choice, self.steps = choice, steps
-        self.records: dict[tuple[int, int], Record] = {}  # by step and number of the layer
+    def __init__(
+        self, choice: Choice, steps: tuple[int, ...] | None, wanted: tuple[int, ...] | None
+    ) -> None:
+        self.choice, self.steps, self.wanted = choice, steps, wanted
+        self.records: dict[tuple[int, int, int], Record] = {}  # by step, layer and call
+        self.most: dict[Layer, int] = {}  # how often a layer was called in a pass that was kept
+        self.without_heads: dict[Layer, int] = {}  # how many entries calls without heads have
         self.step, self.depth = -1, 0
         self.calls: Counter[Layer] = Counter()  # of this pass
         self.device = torch.device("cpu")
@@ -109,13 +113,19 @@ class Recorder:
         self.calls[call.layer] += 1
         if self.steps is not None and self.step not in self.steps:
             return call.run(call.q, call.k, call.v)
-        if self.calls[call.layer] > 1:
-            self.records[self.step, call.layer.number].calls += 1
+        number = self.calls[call.layer] - 1
+        if not call.has_heads and call.q.shape[0] > 1:
+            self.without_heads[call.layer] = call.q.shape[0]
+        self.most[call.layer] = max(self.most.get(call.layer, 0), number + 1)
+        if self.wanted is not None and number not in self.wanted:
+            if self.wanted == (0,):
+                self.records[self.step, call.layer.number, 0].calls += 1
             return call.run(call.q, call.k, call.v)
         fields = self._arrays(call) | {
             "number": call.layer.number,
             "name": call.layer.name,
             "step": self.step,
+            "call": number,
             "scale": float(call.scale),
             "is_causal": bool(call.is_causal),
             "dropout": float(call.dropout),
@@ -124,7 +134,7 @@ class Recorder:
         fields |= {n: getattr(call, n) for n in ("alignment", "window", "softcap")}
         record = Record(layer=call.layer, fields=fields, notes=_notes(call, self.is_nested))
         self.device = call.q.device
-        self.records[self.step, call.layer.number] = record
+        self.records[self.step, call.layer.number, number] = record
         return self._run(call, record)
 
     def _repeated(self, call: Call) -> Tensor:
@@ -144,7 +154,7 @@ class Recorder:
     def _run(self, call: Call, record: Record) -> Tensor:
         """Run a call, keep its output, and let hooks keep its gradients."""
         inputs = (call.q, call.k, call.v)
-        key_heads = _four(call.k).shape[1]
+        key_heads = call.k.shape[1]
 
         def keep(name: str) -> Callable[[Tensor], None]:
             return lambda gradient: record.keep(name, self._array(gradient, key_heads))
@@ -175,22 +185,19 @@ class Recorder:
             q, k, v = (x.detach().requires_grad_() for x in (call.q, call.k, call.v))
             gradients = torch.autograd.grad(call.run(q, k, v), (q, k, v), do.detach())
         for name, gradient in zip(GRADIENTS, gradients, strict=True):
-            record.keep(name, self._array(gradient, _four(call.k).shape[1]))
+            record.keep(name, self._array(gradient, call.k.shape[1]))
         record.notes.append(
             "dq, dk and dv are of a second run of the call, since two of q, k and v are one tensor"
         )
 
     def _arrays(self, call: Call) -> dict[str, Any]:
         """Return the chosen parts of what a call is given."""
-        key_heads = _four(call.k).shape[1]
+        key_heads = call.k.shape[1]
         try:
             arrays = {n: self._array(getattr(call, n), key_heads) for n in ("q", "k", "v")}
             if call.mask is not None:
-                q, k = _four(call.q), _four(call.k)
-                shape = (*q.shape[:3], k.shape[2])
-                mask = call.mask.detach()
-                mask = mask.unsqueeze(1) if call.q.dim() == mask.dim() == 3 else mask
-                arrays["mask"] = _copy(self.choice.of_mask(mask, shape, key_heads))
+                shape = (*call.q.shape[:3], call.k.shape[2])
+                arrays["mask"] = _copy(self.choice.of_mask(call.mask.detach(), shape, key_heads))
             if call.sinks is not None:
                 arrays["sinks"] = _copy(self.choice.of_sinks(call.sinks.detach(), key_heads))
         except ValueError as error:
@@ -198,7 +205,7 @@ class Recorder:
         return arrays
 
     def _array(self, x: Tensor, key_heads: int) -> np.ndarray:
-        return _copy(self.choice.entries(_four(x.detach()), key_heads))
+        return _copy(self.choice.entries(x.detach(), key_heads))
 
     def captured(self) -> list[Captured]:
         """Return the calls, by step and layer."""
@@ -206,13 +213,37 @@ class Recorder:
 
     def missing(self, layers: Sequence[Layer]) -> str:
         """Return what was asked for and did not run, in words; empty if all of it did."""
-        ran = range(self.step + 1)
+        ran, kept = range(self.step + 1), {key[:2] for key in self.records}
         late = [] if self.steps is None else [n for n in self.steps if n not in ran]
         words = [self.passed()] if late else []
         steps = ran if self.steps is None else [n for n in self.steps if n in ran]
-        idle = [(x, n) for x in layers for n in steps if (n, x.number) not in self.records]
+        idle = [(x, n) for x in layers for n in steps if (n, x.number) not in kept]
         words += [f"layer {x.number} ({x.name}) did not run in forward pass {n}" for x, n in idle]
+        words += self._not_kept()
         return "; ".join(words[:SHOWN]) + (f"; {n} more" if (n := len(words) - SHOWN) > 0 else "")
+
+    def _not_kept(self) -> list[str]:
+        """Return which calls of layers are not in the file, in words."""
+        most = {x: n for x, n in self.most.items() if self.wanted is not None and n > 1}
+        words = []
+        if most:
+            layer, n = next(iter(most.items()))
+            others = f" and {len(most) - 1} more layers" if len(most) > 1 else ""
+            asked = "the first" if self.wanted == (0,) else f"calls={list(self.wanted or ())}"
+            words.append(
+                f"layer {layer.number} ({layer.name}){others} called attention {n} times in a"
+                f" forward pass, and {asked} is kept; calls=None keeps all"
+            )
+        if self.without_heads and self.choice.batch is not None:
+            layer, n = next(iter(self.without_heads.items()))
+            count = len(self.without_heads) - 1
+            words.append(
+                f"layer {layer.number} ({layer.name}){f' and {count} more layers' if count else ''}"
+                f" calls attention without an axis of heads, {n} entries of one head, of which"
+                f" batch={list(self.choice.batch)} is kept; batch=None keeps all, and tensors"
+                " (batch, heads, tokens, features) in the model tell which are heads"
+            )
+        return words
 
     def passed(self) -> str:
         """Return which forward passes ran and which were asked for, in words."""
@@ -223,19 +254,6 @@ class Recorder:
 def _in_backward() -> bool:
     """Return whether a backward runs in this thread, as when checkpointing repeats a forward."""
     return bool(torch._C._current_graph_task_id() != -1)
-
-
-def _four(x: Tensor) -> Tensor:
-    """Return a tensor (B, N, T, H); one without heads (B, T, H) gets one head.
-
-    Raises:
-        ValueError: The tensor has other axes.
-    """
-    if x.dim() == 3:
-        return x.unsqueeze(1)
-    if x.dim() != 4:
-        raise ValueError(f"q, k, v: shape {tuple(x.shape)}, must be (B, N, T, H) or (B, T, H)")
-    return x
 
 
 def _copy(x: Tensor) -> np.ndarray:
@@ -287,6 +305,7 @@ def capture(
     tokens: int | None = None,
     batch: Iterable[int] | int | None = 0,
     steps: Iterable[int] | int | None = 0,
+    calls: Iterable[int] | int | None = 0,
     modules: Iterable[str] | None = None,
 ) -> Iterator[list[Captured]]:
     """Capture the attention of a model while it runs, and write it to a file at the end.
@@ -298,9 +317,9 @@ def capture(
 
     A forward pass is a call of the model. Where its parts are called without it, a pass begins with
     a layer that was called already. A forward that activation checkpointing repeats in the backward
-    is no further pass. If a layer runs several times in a pass, its first call is kept, and a note
-    in the file says so. A compiled model runs uncompiled meanwhile, as after
-    `torch.compiler.set_stance("force_eager")`: the file has the numbers of the eager model.
+    is no further pass. If a layer calls attention several times in a pass, its first call is kept,
+    and a warning says so; calls=None keeps all. A compiled model runs uncompiled meanwhile, as
+    after `torch.compiler.set_stance("force_eager")`: the file has the numbers of the eager model.
 
     An exception, Ctrl-C included, ends the capture, and what was captured until then is written.
 
@@ -317,10 +336,12 @@ def capture(
         batch: Numbers of entries of the batch, by default the first; None for all.
         steps: Numbers of forward passes, counted from 0 within the context; by default the first;
             None for all, which are kept in memory until the end.
+        calls: Numbers of the calls of a layer within a forward pass, counted from 0; by default the
+            first; None for all.
         modules: Paths of the modules that call attention, where they are not found by their code.
 
     Yields:
-        A list that has the `Captured` calls at the end of the context, by step and layer.
+        A list that has the `Captured` calls at the end of the context, by step, layer and call.
 
     Raises:
         TypeError: An argument is of another type.
@@ -344,15 +365,16 @@ def capture(
         (True, (1, 2, 4, 8), (1, 2, 4, 8))
     """
     file = file_given(path)
-    recorder = Recorder(choice_given(heads, tokens, batch), numbers_given("steps", steps))
+    choice = choice_given(heads, tokens, batch)
+    recorder = Recorder(choice, numbers_given("steps", steps), numbers_given("calls", calls))
     bare = getattr(model, "_orig_mod", model)
-    calls: list[Captured] = []
+    kept: list[Captured] = []
 
     def write(remark: str) -> None:
-        calls.extend(recorder.captured())
-        if calls:
+        kept.extend(recorder.captured())
+        if kept:
             about = _about(model, recorder.device) | ({"remark": remark} if remark else {})
-            write_captures(file, calls, about)
+            write_captures(file, kept, about)
 
     recorder.is_nested = any(
         module.__dict__.get(CHAIN) is not None
@@ -365,7 +387,7 @@ def capture(
         stack.callback(before.remove)
         stack.callback(bare.register_forward_hook(recorder.end, always_call=True).remove)
         try:
-            yield calls
+            yield kept
         except BaseException as error:
             write(f"ended by {type(error).__name__}")
             raise

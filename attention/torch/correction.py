@@ -80,11 +80,6 @@ def check_row_sums(call: Call, why: str) -> None:
         why: What the caller wants of them, for the message.
     """
     where = f"layer {call.layer.number} ({call.layer.name})"
-    if call.q.ndim != 4:
-        raise ValueError(
-            f"{where}: q has shape {tuple(call.q.shape)}, must be (batch, heads, tokens, features)"
-            f" {why}; choose other layers"
-        )
     for name, reason in (
         ("softcap", "the derivative of tanh stands between dS and the scores"),
         ("sinks", "the sink takes part in their sum"),
@@ -92,7 +87,8 @@ def check_row_sums(call: Call, why: str) -> None:
         if getattr(call, name) is not None:
             raise ValueError(
                 f"{where}: has {name}, so rows of dS need not sum to zero over the keys, since"
-                f" {reason}; it cannot be {why}: choose other layers"
+                f" {reason}; it cannot be {why}: choose other layers, or capture(model, path) and"
+                " `roundscope trace` the file, which tells biased events"
             )
     width = extended_width(call.q.shape[-1], call.v.shape[-1])
     is_fused = call.implementation != "eager" and call.q.is_cuda
@@ -198,8 +194,8 @@ def corrected(call: Call) -> Tensor:
         )
     if call.mask is not None and call.mask.requires_grad:
         raise ValueError(
-            f"{where}: its mask has a gradient, which the correction does not give; choose other"
-            " layers"
+            f"{where}: its mask has a gradient, which the correction does not give; freeze the"
+            " bias (requires_grad_(False) of its weight), or choose other layers"
         )
     apply: Callable[..., Tensor] = _Corrected.apply
     return apply(call.q, call.k, call.v, call.run, call.scale, kernels_allowed())

@@ -6,7 +6,9 @@ those in functions that these call, up to `DEPTH` calls away. Functions of PyTor
 transformers library are followed within a file only.
 """
 
-from collections.abc import Iterable, Iterator
+import dis
+import warnings
+from collections.abc import Collection, Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from roundscope.attention.models.selection import Layer
+from roundscope.attention.torch.declared import MARK
 from roundscope.emu.numbers import listed
 from roundscope.emu.shown import shown
 
@@ -23,6 +26,11 @@ NAMES = frozenset(
 OBJECTS = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
 LIBRARIES = ("torch", "transformers")
 DEPTH = 3
+PRODUCTS = frozenset(("matmul", "bmm", "baddbmm", "einsum", "__matmul__"))
+SHOWN = 4  # how many modules that write attention out are named
+MARK_IT = (
+    "mark the function that computes softmax(q k^T) v with roundscope.torch.attention_function"
+)
 
 
 def attention_layers(
@@ -32,7 +40,7 @@ def attention_layers(
 
     A module is one of them if the code of its class, or a function that it calls, names
     `scaled_dot_product_attention`, the registry of the transformers library, or the function
-    under `nn.MultiheadAttention`.
+    under `nn.MultiheadAttention`, or is marked by `attention_function`.
 
     Args:
         model: Any `nn.Module`; a compiled model gives those of the model that was compiled.
@@ -62,8 +70,8 @@ def attention_layers(
         if not names:
             raise ValueError(
                 f"model: no module of this {type(model).__name__} calls"
-                " F.scaled_dot_product_attention in its own code; name those that do, as in"
-                " modules=['blocks.0.attention']"
+                " F.scaled_dot_product_attention in its own code;"
+                f" {_way_in(written_out(model, ()))}"
             )
     else:
         names = (
@@ -80,12 +88,90 @@ def attention_layers(
     return {Layer(name=name, number=n): known[name] for n, name in enumerate(names)}
 
 
-def _calls_attention(module: nn.Module) -> bool:
-    return any(
-        _reaches(function, DEPTH)
+def written_out(model: nn.Module, found: Collection[nn.Module]) -> list[str]:
+    """Return the paths of modules that seem to compute attention by products and a softmax.
+
+    Args:
+        model: The model.
+        found: Modules whose attention is seen.
+
+    Returns:
+        Paths of modules, none of `found`, whose own code has a softmax and two products at least.
+        It is a guess: a mixture of experts may be written so too.
+    """
+    known = getattr(model, "_orig_mod", model).named_modules()
+    kinds: dict[type, bool] = {}
+    own = {id(module) for module in found}
+    paths = []
+    for path, module in known:
+        kind = type(module)
+        if kind not in kinds:
+            kinds[kind] = _writes_out(module) and not _calls_attention(module)
+        if kinds[kind] and id(module) not in own:
+            paths.append(path)
+    return paths
+
+
+def tell_unseen(model: nn.Module, found: Collection[nn.Module], stacklevel: int) -> None:
+    """Warn of modules that seem to compute attention and are not seen, beside those that are."""
+    if paths := written_out(model, found):
+        warnings.warn(
+            f"model: {len(found)} of {len(found) + len(paths)} modules that seem to compute"
+            f" attention are seen. Not seen: {_some(paths)}, with products and a softmax in its own"
+            f" code. If that is attention, {MARK_IT}; modules=[...] with those that are seen ends"
+            " this warning",
+            stacklevel=stacklevel + 1,
+        )
+
+
+def _way_in(paths: list[str]) -> str:
+    """Return what to do where no module calls SDPA, given those that write attention out."""
+    whole = "capture(model, path, what='operations') sees every model, operation by operation"
+    if not paths:
+        return (
+            "name those that do, as in modules=['blocks.0.attention'], or, where attention is"
+            f" written out or another kernel's, {MARK_IT}. {whole}"
+        )
+    return f"its code writes it out, it seems, in {_some(paths)}: {MARK_IT}. {whole}"
+
+
+def _some(paths: list[str]) -> str:
+    more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
+    return ", ".join(path or "the model itself" for path in paths[:SHOWN]) + more
+
+
+def _writes_out(module: nn.Module) -> bool:
+    codes = [
+        function.__code__
         for own in type(module).__mro__
         if own is not nn.Module and issubclass(own, nn.Module) and not _is_machinery(own)
         for function in _functions(own)
+    ]
+    if not any("softmax" in name.lower() for code in codes for name in _names(code)):
+        return False
+    return sum(map(_products, codes)) > 1
+
+
+def _products(code: CodeType) -> int:
+    """Return how many products of matrices a code has, those in the functions inside it too."""
+    own = sum(
+        (step.opname == "BINARY_OP" and step.argrepr.startswith("@")) or step.argval in PRODUCTS
+        for step in dis.get_instructions(code)
+        if step.opname == "BINARY_OP" or isinstance(step.argval, str)
+    )
+    return own + sum(_products(c) for c in code.co_consts if isinstance(c, CodeType))
+
+
+def _calls_attention(module: nn.Module) -> bool:
+    kinds = [
+        own
+        for own in type(module).__mro__
+        if own is not nn.Module and issubclass(own, nn.Module) and not _is_machinery(own)
+    ]
+    return any(
+        any(hasattr(value, MARK) for value in vars(own).values())
+        or any(_reaches(function, DEPTH) for function in _functions(own))
+        for own in kinds
     )
 
 
@@ -120,6 +206,8 @@ def _reaches(function: FunctionType, depth: int) -> bool:
         return True
     meant = list(_meant(function, names))
     if any(value is own for value in meant for own in OBJECTS):
+        return True
+    if any(hasattr(value, MARK) for value in meant if callable(value)):
         return True
     return depth > 0 and any(
         isinstance(other, FunctionType)

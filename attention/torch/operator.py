@@ -44,6 +44,10 @@ BIAS = (
     "A bias of the scores is not modelled, only a mask: 0 where a query sees a key, and -inf or the"
     " lowest number of the type elsewhere"
 )
+BIAS_IN_MODELS = (
+    ". In a model, capture, watch and correct take a bias; to give plans to other layers alone,"
+    " name these in use(model, {...}): a layer that no key fits keeps its own kernel"
+)
 # the arguments of both operators; those behind the tensors are the fields of `Options`
 ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? sinks, str plan, bool is_causal,"
@@ -369,7 +373,9 @@ def check_mask(mask: Any, where: str = "") -> None:
             " floats that are added to the scores; mask.bool() makes one of 0 and 1"
         )
     if mask.is_floating_point() and mask.requires_grad:
-        raise ValueError(f"{where}mask: requires a gradient, so it is a bias. {BIAS}")
+        raise ValueError(
+            f"{where}mask: requires a gradient, so it is a bias. {BIAS}{where and BIAS_IN_MODELS}"
+        )
 
 
 @torch.library.custom_op("roundscope::visible", mutates_args=())
@@ -398,7 +404,10 @@ def visible(mask: Tensor, where: str = "") -> Tensor:
     sees = mask == 0.0
     wrong = ~(sees | (mask <= torch.finfo(mask.dtype).min))
     if bool(wrong.any()):
-        raise ValueError(f"{where}mask: has the number {mask[wrong][0].item():g}. {BIAS}")
+        raise ValueError(
+            f"{where}mask: has the number {mask[wrong][0].item():g}. {BIAS}"
+            f"{where and BIAS_IN_MODELS}"
+        )
     return sees
 
 

@@ -13,6 +13,8 @@ function that lets the handlers of the module answer, and the registry of masks 
 the implementation.
 """
 
+import dis
+import inspect
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -146,6 +148,7 @@ def _has_graph(call: Call, q: Tensor, k: Tensor) -> bool:
 
 
 PREFIX = "roundscope:"
+BIAS = "position_bias"  # of T5: it is added to the scores as a mask is
 _routes: dict[int, tuple[Any, int]] = {}  # configs by id, and by how many interceptions
 # what a call may be given that changes nothing
 IGNORED = frozenset(
@@ -222,6 +225,12 @@ def _own_name(config: Any) -> str | None:
     return None if name is None else name.removeprefix(PREFIX)
 
 
+def implementation_of(module: Any) -> str | None:
+    """Return the implementation of attention that a module's config names; None without one."""
+    config = _config_of(module) if isinstance(module, nn.Module) else None
+    return None if config is None else _own_name(config)
+
+
 def _config_of(module: nn.Module) -> Any:
     config = getattr(module, "config", None)
     return config if hasattr(config, "_attn_implementation_internal") else None
@@ -286,6 +295,20 @@ def _function(name: str, module: nn.Module) -> Callable[..., Any]:
     return function
 
 
+def _may_read(function: Callable[..., Any], name: str) -> bool:
+    """Return whether a function may read an argument: by a parameter, or by its **options."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return True
+    named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    if name in named or not code.co_flags & inspect.CO_VARKEYWORDS:
+        return True
+    options = code.co_varnames[len(named) + bool(code.co_flags & inspect.CO_VARARGS)]
+    return options in code.co_cellvars or any(
+        step.argval == options for step in dis.get_instructions(code)
+    )
+
+
 def _call(
     name: str,
     function: Callable[..., Any],
@@ -301,22 +324,28 @@ def _call(
     scale = options.pop("scaling", None)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     dropout = options.pop("dropout", 0.0)
-    unknown = [n for n, x in options.items() if x is not None and n not in IGNORED]
+    given = [n for n, x in options.items() if x is not None and n not in IGNORED]
+    unknown = [n for n in given if n != BIAS and _may_read(function, n)]
     if unknown:
         raise ValueError(
             f"layer {chain.layer.number} ({chain.layer.name}): its attention is given"
             f" {', '.join(unknown)}, which cannot be seen through; call"
-            " model.set_attn_implementation('sdpa') first"
+            " model.set_attn_implementation('sdpa') first, or choose other layers"
         )
     kind = q.device.type
     is_autocast, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with torch.autocast(kind, dtype=dtype, enabled=is_autocast):
-            out = function(module, q, k, v, mask, scaling=scale, dropout=dropout, **options)[0]
+            out = function(module, q, k, v, own_mask, scaling=scale, dropout=dropout, **options)[0]
         result: Tensor = out.transpose(1, 2)
         return result
 
+    bias = options.get(BIAS)
+    if bias is not None:  # of T5, which its own function adds to the scores as it adds the mask
+        mask, own_mask = (bias if mask is None else bias + mask), mask
+    else:
+        own_mask = mask
     is_flash = name.startswith("flash_attention")
     causal = options.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal

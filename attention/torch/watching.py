@@ -39,7 +39,8 @@ from roundscope.attention.torch.correction import (
     products_in_binary32,
     same_kernels,
 )
-from roundscope.attention.torch.discovery import attention_layers
+from roundscope.attention.torch.declared import WRITTEN_OUT
+from roundscope.attention.torch.discovery import attention_layers, tell_unseen
 from roundscope.emu.numbers import check_count
 
 ELEMENTS = 1 << 24  # scores of the exact attention that are held at a time
@@ -142,6 +143,8 @@ def watch(
             f"model: {type(model).__name__} is itself the module that calls attention; watch the"
             " model that it is part of, or torch.nn.Sequential(model)"
         )
+    if modules is None:
+        tell_unseen(model, known.values(), stacklevel=2)
     watcher = Watcher(threshold=threshold, log=log, on_alarm=on_alarm)
     return Watch(
         model,
@@ -195,6 +198,7 @@ class Watch(Removable):
         self._forwards, self._start, self._modules = forwards, start, modules
         self._count, self._looks, self._is_told = 0, 0, False
         self._seen: dict[Layer, _Seen] = {}
+        self._again: dict[Layer, int] = {}  # how often layers called that did so again
         self._interception: Interception | None = None
         self._eager: Any = None  # what restores torch.compile
 
@@ -222,7 +226,7 @@ class Watch(Removable):
                 " called, the compiled one if it is compiled"
             )  # fmt: skip
             return {}
-        seen, step = self._seen, self.step
+        seen, again, step = self._seen, self._again, self.step
         self._end()
         with_backward = {layer: x for layer, x in seen.items() if x.do is not None}
         if not with_backward:
@@ -230,6 +234,10 @@ class Watch(Removable):
             return {}
         missing = [str(layer.number) for layer in self.layers if layer not in with_backward]
         notes = [f"no gradient came to layers {', '.join(missing)}"] if missing else []
+        notes += [
+            f"layer {layer.number} ({layer.name}) called attention {n} times; the first is measured"
+            for layer, n in again.items()
+        ]
         stacks = _stacks(with_backward)
         measured = [_measured(stack, self._heads) for stack in stacks]
         self.note = "; ".join([*notes, *(note for own in measured for note in own.notes)])
@@ -285,7 +293,7 @@ class Watch(Removable):
             self._interception.remove()
         if self._eager is not None:
             self._eager.__exit__(None, None, None)
-        self._interception, self._eager, self._seen = None, None, {}
+        self._interception, self._eager, self._seen, self._again = None, None, {}, {}
 
     def _handler(self, call: Call) -> Tensor:
         """Run the model's own attention, and keep one batch entry of it.
@@ -302,6 +310,8 @@ class Watch(Removable):
             q, k, v, kept = (x[entry : entry + 1].clone() for x in (call.q, call.k, call.v, out))
         kernel = kernel_chosen(call, call.q, call.k, call.v)
         if call.layer in self._seen:
+            if torch._C._current_graph_task_id() == -1:  # not repeated by a backward
+                self._again[call.layer] = self._again.get(call.layer, 1) + 1
             return out
         seen = _Seen(
             call=replace(call, q=q, k=k, v=v),
@@ -339,7 +349,8 @@ def _stacks(seen: Mapping[Layer, _Seen]) -> list[list[_Seen]]:
         tensors = tuple((y.shape, y.dtype, y.device) for y in (call.q, call.k, call.v, x.out, do))
         served = (call.is_causal, call.alignment, call.window)
         told = (*served, call.scale, call.dropout, id(call.mask))
-        kind = (tensors, told, call.implementation, x.entry, x.batch, tuple(x.allowed), x.kernel)
+        whose = call.layer if call.implementation == WRITTEN_OUT else call.implementation
+        kind = (tensors, told, whose, x.entry, x.batch, tuple(x.allowed), x.kernel)
         alike.setdefault(kind, []).append(x)
     stacks = []
     for own in alike.values():

@@ -23,6 +23,7 @@ from roundscope.tools.report.pictures import INK, QUIET, canvas
 from roundscope.tools.report.terminal import console, print_json
 
 WORST = 5  # layers that are listed
+LONG = 2.0**-9  # of a number, what one rounding to nearest in BF16 can make at most
 
 
 MARK = b"roundscope watch"  # in every picture of this command
@@ -74,6 +75,7 @@ def numbers(looks: Sequence[Look]) -> dict[str, Any]:
         },
         "drift": last.now,
         "drift_history": last.share,
+        "gain": sum(gains_of(last)) / len(gains_of(last)) if gains_of(last) else None,
         "looks": len(looks),
         "first_step": looks[0].step,
         "last_step": last.step,
@@ -119,6 +121,7 @@ def lines(looks: Sequence[Look]) -> list[str]:
         f"{len(looks)} {few}, steps {first.step} to {last.step}; over all, a look counting {KEPT}"
         f" times the next one: {last.share:.2g}",
         f"alarm: {_alarm(looks)}",
+        *_gain(last),
     ]
     by_drift = sorted(
         last.layers, key=lambda own: -own.now if math.isfinite(own.now) else -math.inf
@@ -150,6 +153,28 @@ def _lost(looks: Sequence[Look]) -> list[str]:
         f" {len(lost[0].lost)} heads there; last at step {lost[-1].step}. These looks have no part"
         " in the drift. Loss scaling makes such steps and skips them; otherwise `capture` that"
         " layer and `roundscope trace` the file"
+    ]
+
+
+def gains_of(look: Look) -> list[float]:
+    """Return the gain of each head's output at a look, those that are known."""
+    gains = (x for own in look.layers for x in own.numbers.gain)
+    return [x for x in gains if math.isfinite(x)]
+
+
+def _gain(look: Look) -> list[str]:
+    """Return a line on how much too long the outputs are, if any is known."""
+    gains = gains_of(look)
+    if not gains:
+        return []
+    mean, low, high = sum(gains) / len(gains), min(gains), max(gains)
+    told = f"length of the output: {mean:+.2g} of it, heads from {low:+.2g} to {high:+.2g}"
+    if not (abs(mean) > LONG and (low > 0.0 or high < 0.0)):
+        return [told]
+    way = "too short, as outputs rounded toward zero are" if high < 0.0 else "too long"
+    return [
+        f"{told}: more than rounding to nearest in BF16 can make. All are {way}. It need not move"
+        " the drift: `capture` a layer and `roundscope identify` the file"
     ]
 
 

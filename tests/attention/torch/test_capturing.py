@@ -211,7 +211,8 @@ def test_a_single_head_may_have_no_axis(path):
     mask = torch.rand(2, 6, 6, generator=torch.Generator().manual_seed(0)) < 0.7
     mask[:, :, 0] = True
     model = Bare()
-    with capture(model, path, batch=1) as calls:
+    told = pytest.warns(UserWarning, match="without an axis of heads, 2 entries")
+    with told, capture(model, path, batch=1) as calls:
         out = model(q, k, v, attn_mask=mask)
         out.sum().backward()
     assert calls[0].q.shape == (1, 1, 6, 8)
@@ -431,7 +432,10 @@ def test_a_layer_that_runs_twice_and_one_that_never_does(path):
         model(x)
     assert calls[0].notes == ("called 2 times in this pass; the first call is kept",)
     assert np.array_equal(calls[0].q, x.numpy())
-    assert metadata(path)["remark"] == "layer 1 (idle) did not run in forward pass 0"
+    assert metadata(path)["remark"] == (
+        "layer 1 (idle) did not run in forward pass 0; layer 0 (shared) called attention 2 times in"
+        " a forward pass, and the first is kept; calls=None keeps all"
+    )
 
 
 def test_passes_that_never_came(path):

@@ -208,3 +208,31 @@ def test_a_log_without_a_number_is_drawn(tmp_path, threshold):
     figure = draw(log.read(tmp_path / "log"))
     figure.savefig(io.BytesIO(), format="png")  # limits are computed where it is drawn
     assert all(np.isfinite(ax.get_ylim()).all() for ax in figure.axes)
+
+
+@pytest.mark.parametrize(
+    ("gains", "told"),
+    [
+        ([-0.0026, -0.003], "-0.0028 of it, heads from -0.003 to -0.0026: more than rounding"),
+        ([0.004, 0.002], "All are too long."),
+        ([-0.0002, -0.0001], "-0.00015 of it, heads from -0.0002 to -0.0001\n"),
+        ([-0.01, 0.001], "-0.0045 of it, heads from -0.01 to +0.001\n"),
+        ([np.nan, np.nan], None),
+    ],
+)
+def test_the_length_of_outputs(gains, told, tmp_path, capsys):
+    """Of one sign and beyond half an ulp of BF16, or of both signs, small, not known."""
+    ones = np.full(2, 1e-3)
+    numbers = HeadNumbers(ones, np.ones(2), ones, ones, np.zeros(2), np.array(gains))
+    watcher = Watcher(log=tmp_path / "log")
+    watcher.look(0, {Layer(name="a", number=0): ([0, 1], numbers)})
+    main_of("watch", tmp_path / "log")
+    out = capsys.readouterr().out
+    if told is None:
+        assert "length of the output" not in out
+    else:
+        flat = " ".join(out.split())
+        assert told.strip() in flat and ("more than rounding" in flat) == ("\n" not in told)
+    main_of("watch", tmp_path / "log", "--json")
+    found = json.loads(capsys.readouterr().out)["gain"]
+    assert found is None if told is None else found == pytest.approx(np.mean(gains))
