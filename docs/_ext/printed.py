@@ -58,10 +58,12 @@ def printed(cell: dict[str, Any]) -> str:
     if HIDDEN & set(cell["metadata"].get("tags", ())):
         return ""
     texts = []
+    has_printed = False  # MyST-NB merges all that was printed into the first, and leaves the others
     for output in cell["outputs"]:
         data = output.get("data", {})
         if output["output_type"] == "stream" and output["name"] == "stdout":
-            texts.append("".join(output["text"]))
+            texts += [] if has_printed else ["".join(output["text"])]
+            has_printed = True
         elif any(kind.startswith("image/") for kind in data):
             texts.append(f"{FIGURE}\n")
         elif "text/plain" in data:
