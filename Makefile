@@ -106,6 +106,8 @@ every-plan: $(READY)  ## random plans in binary64 against exact attention, with 
 pairs: $(READY)  ## runs of a small model whose difference is known: does `compare` name the operation, it alone, and its share?
 	$(BIN)/python -W ignore -m tests.checks.pairs
 	$(BIN)/python -W ignore -m tests.checks.pairs --layers 12
+	$(BIN)/python -W ignore -m tests.checks.pairs --library jax
+	$(BIN)/python -W ignore -m tests.checks.pairs --library jax --layers 12
 
 COPIES ?= 2
 

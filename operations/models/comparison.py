@@ -31,6 +31,7 @@ from roundscope.operations.models.tape import PARAMETER, UNKNOWN, Entry, Tape, r
 from roundscope.operations.models.tape_file import digested
 
 TOP = 8  # the most probable tokens that are compared as a set
+MOST_STEPS = 8  # of an arithmetic that are told
 FEW = 5  # names up to which all are told
 REPEATS = 4  # runs with other last bits, by which the noise of a share is measured
 NAMES: tuple[Name, Name] = ("a", "b")
@@ -524,14 +525,21 @@ def _noise(
 
 def _words(replay: Replay, number: int, identify: Callable[[Tape, int], str]) -> tuple[str, str]:
     """Return what computes a pair in either run, in words that differ where the runs do."""
-    words, types = [], []
+    words: list[str] = []
+    types: list[str] = []
+    steps: list[list[str]] = []
     for name in NAMES:
         tape = replay.alignment.tape(name)
         entries = [tape.entries[n] for n in getattr(replay.pairs[number], name)[0]]
         exact = identify(tape, entries[0].number) if len(entries) == 1 else ""
         is_default = not entries and _has_default(tape)
         words.append(exact or ("in binary64 (the default)" if is_default else _functions(entries)))
+        steps.append([x for entry in entries for x in entry.settings.get("arithmetic", [])])
         types.append(tape.values[entries[-1].outputs[0]].dtype if entries else "")
+    if all(steps) and steps[0] != steps[1]:
+        told = _apart_words(*steps)
+        same_name = words[0] == words[1]
+        words = [x if same_name else f"{w} [{x}]" for w, x in zip(words, told, strict=True)]
     if types[0] != types[1]:
         words = [
             f"{text} in {dtype}" if dtype else text
@@ -542,6 +550,23 @@ def _words(replay: Replay, number: int, identify: Callable[[Tape, int], str]) ->
             f"{text}{how}" for text, how in zip(words, _ways(replay.alignment, number), strict=True)
         ]
     return words[0], words[1]
+
+
+def _apart_words(a: Sequence[str], b: Sequence[str]) -> list[str]:
+    """Return two sequences of steps in words, without what both begin and end with."""
+    head = next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
+    rest = min(len(a), len(b)) - head
+    tail = next((i for i in range(rest) if a[-1 - i] != b[-1 - i]), rest)
+    head, tail = max(head - 1, 0), max(tail - 1, 0)  # one word that both have, as a place
+    told = []
+    for each in (a, b):
+        own = [*each[head : len(each) - tail]]
+        if len(own) > MOST_STEPS:
+            own = [*own[: MOST_STEPS - 1], f"... ({len(own)} steps)"]
+        told.append(", ".join([*["..."] * (head > 0), *own, *["..."] * (tail > 0)]))
+    return told
 
 
 def _ways(alignment: Alignment, number: int) -> list[str]:

@@ -92,7 +92,7 @@ def save_tape(
         "row": tape.row,
         "about": dict(tape.about),
     }
-    tensors = {f"v.{i}": np.ascontiguousarray(x) for i, x in arrays.items()}
+    tensors = {f"v.{i}": np.asarray(x, order="C") for i, x in arrays.items()}
     if tape.tokens is not None:
         tensors["tokens"] = np.ascontiguousarray(tape.tokens)
     save_tensors(path, tensors, {"format": FORMAT, "tape": json.dumps(data)})
@@ -113,7 +113,7 @@ def load_tape(path: Path) -> Tape:
             if about.get("format") != FORMAT:
                 raise ValueError(
                     f"{path}: format {about.get('format')!r}, must be {FORMAT!r}, as"
-                    ' roundscope.torch.capture(model, path, what="operations") writes it'
+                    ' capture(..., what="operations") of roundscope.torch or .jax writes it'
                 )
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
@@ -257,29 +257,44 @@ def _tree(x: Any) -> Any:
 
 
 class NumpyArrays:
-    """The functions with which a replay handles arrays of a file, which are NumPy arrays."""
+    """The functions with which a replay handles arrays that NumPy reads."""
+
+    def numpy(self, x: Any) -> np.ndarray:
+        return np.asarray(x)
 
     def cast(self, x: Any, dtype: str) -> Any:
-        kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
-        is_number = np.issubdtype(x.dtype, np.floating) or x.dtype.name in dir(ml_dtypes)
-        return x.astype(kind) if is_number else x
+        x, kind = self.numpy(x), np.dtype(getattr(ml_dtypes, dtype, dtype))
+        return x.astype(kind) if _is_number(x.dtype) and _is_number(kind) else x
 
     def part(self, x: Any, axis: int, start: int, length: int) -> Any:
-        return x.take(range(start, start + length), axis)
+        return self.numpy(x).take(range(start, start + length), axis)
 
     def put(self, x: Any, start: int, rows: Any) -> Any:
-        x = x.copy()
+        x = self.numpy(x).copy()
         x[start : start + len(rows)] = rows
         return x
 
     def joined(self, parts: Sequence[Any], axis: int) -> Any:
-        return np.concatenate(parts, axis)
+        return np.concatenate([self.numpy(x) for x in parts], axis)
 
     def nudged(self, x: Any, seed: int) -> Any:
-        raise NotImplementedError("a file's operations run after they are revived")
+        x = self.numpy(x)
+        if not _is_number(x.dtype) or x.dtype.itemsize == 1:
+            return x
+        random = np.random.default_rng(seed)
+        chosen = random.random(x.shape) < 1 / 64
+        step = np.where(random.random(x.shape) < 0.5, 1, -1) * chosen
+        bits = np.dtype(f"i{x.dtype.itemsize}")
+        moved = (np.ascontiguousarray(x).view(bits) + step.astype(bits)).view(x.dtype)
+        return np.where(np.isfinite(moved) & (x != 0), moved, x)
 
     def shifted(self, x: Any, new: Any, old: Any) -> Any:
-        raise NotImplementedError("a file's operations run after they are revived")
+        x, new, old = (self.numpy(y) for y in (x, new, old))
+        wide = [y.astype(np.float64) for y in (x, new, old)]
+        with np.errstate(invalid="ignore"):  # of infinite numbers
+            moved = (wide[0] + (wide[1] - wide[2])).astype(new.dtype)
+        return np.where(x == old, new, moved)
 
-    def numpy(self, x: Any) -> np.ndarray:
-        return np.asarray(x)
+
+def _is_number(dtype: np.dtype) -> bool:
+    return np.issubdtype(dtype, np.floating) or hasattr(ml_dtypes, dtype.name)

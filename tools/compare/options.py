@@ -9,9 +9,10 @@ import typer
 from roundscope.tools.options import Json, to_folder
 
 _HELP = (
-    " run: a safetensors file that roundscope.torch.capture(model, path, what='operations') wrote,"
-    " or module:function, a function without arguments that returns (model, inputs); this folder"
-    " is searched first."
+    " run: a safetensors file that roundscope.torch.capture(model, path, what='operations') or"
+    " roundscope.jax.capture(path, what='operations') wrote, or module:function, a function without"
+    " arguments that returns (model, inputs), of JAX (function, parameters, inputs); this folder is"
+    " searched first."
 )
 
 

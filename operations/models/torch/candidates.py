@@ -8,7 +8,6 @@ words and cannot run.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch import Tensor
 from roundscope.attention.torch.arrays import numpy_of, tensor_of
 from roundscope.operations.catalogue import OPERATIONS
 from roundscope.operations.models.replay import same
+from roundscope.operations.models.revival import FAILURES, revive
 from roundscope.operations.models.tape import Entry, Ref, Runner, Tape, leaves, mapped
 from roundscope.operations.models.tape_file import Named
 from roundscope.operations.models.torch.arrays import TensorArrays
@@ -254,7 +254,7 @@ def _found(tape: Tape, entry: Entry, known: Mapping[int, Any]) -> tuple[str, Run
         again_by = partial(_run_named, function)
         try:
             again = again_by(args, kwargs)
-        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
+        except FAILURES:
             continue
         if len(again) == len(outputs) and all(
             same(tape.arrays.numpy(x), tape.arrays.numpy(y))
@@ -275,48 +275,18 @@ def revived(tape: Tape) -> Tape:
     An operation can if it gives every bit that the file has of it. Functions are found by their
     names, among those that `scopes.FUNCTIONS` has.
     """
-    values = [
-        value if value.array is None else replace(value, array=_tensor(value.array, value.dtype))
-        for value in tape.values
-    ]
-    found = replace(tape, values=values, arrays=TensorArrays())
-    runners: dict[int, Runner] = {}
-    for entry in found.entries:
-        runner = None
-        if entry.module and entry.operation in CANDIDATES and not _function(entry.function):
-            chosen = _found(found, entry, {})
-            runner = chosen[1] if chosen else None
-        elif function := _function(entry.function):
-            runner = partial(_run_named, function)
-        if runner is None:
-            continue
-        runners[entry.number] = runner
-        again = _again(found, entry, runner)
-        kept = [values[v].array for v in entry.outputs]
-        if again is None or len(again) != len(kept):
-            del runners[entry.number]
-            continue
-        for v, old, new in zip(entry.outputs, kept, again, strict=True):
-            if old is None:
-                values[v] = replace(values[v], array=new)
-            elif entry.number in runners and not same(
-                found.arrays.numpy(old), found.arrays.numpy(new)
-            ):
-                del runners[entry.number]
-                if chosen := _found(found, entry, {}):  # as on another machine
-                    runners[entry.number] = chosen[1]
-    return replace(found, runners=runners)
+    return revive(tape, TensorArrays(), _tensor, _runners)
 
 
-def _again(tape: Tape, entry: Entry, runner: Runner) -> list[Any] | None:
-    def filled(x: Any) -> Any:
-        return tape.values[x.value].array if isinstance(x, Ref) else x
-
-    args, kwargs = mapped(filled, tuple(entry.arguments))
-    try:
-        return runner(args, kwargs)
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
-        return None
+def _runners(tape: Tape, entry: Entry) -> Iterator[Runner]:
+    """Yield what may run an entry of a file: its function, and another of the same operation, as
+    where the file is of another machine.
+    """
+    function = _function(entry.function)
+    if function is not None:
+        yield partial(_run_named, function)
+    if (function is not None or entry.module) and (chosen := _found(tape, entry, {})):
+        yield chosen[1]
 
 
 def _run_named(

@@ -46,15 +46,21 @@ def compare(a: Given, b: Given, *, tell: Callable[[str], None] = lambda text: No
         >>> print(compare((model, x), (model, x)).sentence)
         The two runs are equal: 2 operations, 256 numbers of the output, every bit.
     """
-    return compare_tapes(_tape(a, "a", tell), _tape(b, "b", tell), identify=words_of, tell=tell)
+    return compared(tape_of(a, "a", tell), tape_of(b, "b", tell), tell)
 
 
-def _tape(given: Given, name: str, tell: Callable[[str], None]) -> Tape:
-    if isinstance(given, Tape):
-        return given
+def compared(a: Tape, b: Tape, tell: Callable[[str], None]) -> Comparison:
+    """Compare two tapes."""
+    return compare_tapes(a, b, identify=words_of, tell=tell)
+
+
+def tape_of(given: Given, name: str, tell: Callable[[str], None]) -> Tape:
+    """Return the tape of a run; name: what it is called in error messages."""
     if isinstance(given, str | os.PathLike):
         tell(f"reading {os.fspath(given)}")
-        return revived(load_tape(Path(given)))
+        given = load_tape(Path(given))
+    if isinstance(given, Tape):
+        return given if given.runners else revived(given)
     if isinstance(given, tuple) and 2 <= len(given) <= 4:
         given = Side(*given)
     if not isinstance(given, Side):

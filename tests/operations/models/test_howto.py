@@ -5,13 +5,15 @@ import shlex
 import warnings
 from pathlib import Path
 
+import jax
 import pytest
 import torch
 
 pytest.importorskip("transformers")
 
 from roundscope.experiments.cli.main import main
-from tests.operations.models import small
+from roundscope.jax import compare
+from tests.operations.models import jax_small, small
 
 PAGE = (Path(__file__).parents[3] / "docs" / "howto" / "compare.md").read_text("utf-8")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
@@ -26,10 +28,9 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
         "tokens": tokens,
     }
     blocks = BLOCK.findall(PAGE)
-    assert [kind for kind, _ in blocks] == ["python", "python", "python", "sh"]
-    one_process, by_token, capturing = (code for kind, code in blocks if kind == "python")
+    one_process, by_token, capturing, *_ = (code for kind, code in blocks if kind == "python")
     exec(one_process, names)
-    [shown] = re.findall(r"^    (The gap .*)$", PAGE, re.M)
+    shown, _ = re.findall(r"^    (The gap .*)$", PAGE, re.M)
     assert shown in capsys.readouterr().out
     with warnings.catch_warnings():  # newer versions have another name for an argument
         warnings.simplefilter("ignore", FutureWarning)
@@ -41,7 +42,41 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
         other = {"model": names["other"], "tokens": tokens}
         exec(capturing.replace("trainer", "server"), other)
     assert "34 operations" in capsys.readouterr().out
-    _, *words = shlex.split(blocks[-1][1])
+    [command] = (code for kind, code in blocks if kind == "sh")
+    _, *words = shlex.split(command)
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 1 and (tmp_path / "compare" / "report.html").exists()
+
+
+*_, JAX, JITTED, CAPTURING = (code for kind, code in BLOCK.findall(PAGE) if kind == "python")
+
+
+def of_jax():
+    changes = {"norm": jax_small.late_rms_norm, "down": jax_small.split_linear}
+    return {
+        "model": jax_small.llama,
+        "other": jax_small.changed(**changes),
+        "params": jax_small.parameters(),
+        "tokens": jax_small.tokens(),
+    }
+
+
+def test_the_code_for_jax_runs(tmp_path, monkeypatch, capsys):
+    """Whose sentence has these shares on some CPUs."""
+    monkeypatch.chdir(tmp_path)
+    names = of_jax()
+    with jax.numpy_dtype_promotion("standard"):
+        exec(JAX, names)
+        _, shown = re.findall(r"^    (The gap .*)$", PAGE, re.M)
+        assert re.sub(r"\d+%", "", shown) == re.sub(r"\d+%", "", capsys.readouterr().out.strip())
+        exec(CAPTURING, names)
+        given = (names[name] for name in ("model", "params", "tokens"))
+        assert compare("trainer.safetensors", tuple(given)).equal
+
+
+@pytest.mark.thorough
+def test_the_code_for_jitted_functions_runs(capsys):
+    with jax.numpy_dtype_promotion("standard"):
+        exec(JITTED, of_jax() | {"compare": compare})
+    assert capsys.readouterr().out.count("The ") == 2

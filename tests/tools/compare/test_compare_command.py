@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import jax
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -15,7 +16,7 @@ from roundscope.tools.compare.options import CompareOptions
 from roundscope.tools.compare.report import report
 from roundscope.tools.report.html import page
 from roundscope.torch import capture, compare
-from tests.operations.models import small
+from tests.operations.models import jax_small, small
 
 
 def plain():
@@ -24,6 +25,18 @@ def plain():
 
 def late():
     return small.with_late_cast(small.llama()), small.tokens()
+
+
+def of_jax(function=jax_small.llama):
+    return function, jax_small.parameters(1), jax_small.tokens()
+
+
+def late_of_jax():
+    return of_jax(jax_small.changed(norm=jax_small.late_rms_norm))
+
+
+def no_llama():
+    return torch.nn.Linear(4, 4), {"input": torch.ones(1, 4)}
 
 
 def nothing():
@@ -74,6 +87,15 @@ def test_runs_that_differ(capsys, tmp_path):
     data = json.loads((tmp_path / "compare.json").read_text())
     assert data["groups"][0]["share"] == pytest.approx(1) and not data["equal"]
     assert data["first"] == "rms_norm model.layers.0.input_layernorm"
+
+
+def test_runs_of_jax(capsys):
+    with jax.numpy_dtype_promotion("standard"):
+        code, out, _ = told(capsys, f"{HERE}:of_jax", f"{HERE}:late_of_jax", "--json")
+        (group,) = json.loads(out)["groups"]
+        assert (code, group["name"]) == (1, "rms_norm") and group["share"] == pytest.approx(1)
+        code, _, err = told(capsys, f"{HERE}:of_jax", f"{HERE}:no_llama")
+    assert code == 2 and "runs of two libraries, A JAX and B PyTorch: compare runs of one" in err
 
 
 def test_of_many_decisions_the_first_are_shown():

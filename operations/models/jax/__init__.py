@@ -1,0 +1,1 @@
+"""Recording the operations of a JAX function, and comparing two of them."""
