@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 
 from roundscope.emu.backends.ops import Array
 from roundscope.emu.blocks.format import BLOCK_NAMED, block_format
+from roundscope.emu.formats.format import format_named
 from roundscope.emu.roundings.modes import BINARY32, rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
+from roundscope.emu.sums.aligned import Alignment
 from roundscope.emu.sums.odd import sum_to_round
 from roundscope.events.hook import Events
 from roundscope.events.operand import Operand
@@ -315,6 +317,15 @@ def hopper_e4m3() -> Plan:
 
 OPERANDS = (Site.X, Site.W, *AGAIN[Site.DX], *AGAIN[Site.DW])
 SUMS = (Site.Y, Site.DX, Site.DW)
+BLACKWELL_FP4 = Accumulator(
+    order=Order.ALIGNED,
+    chunk=64,
+    step=rounding("fp32", "toward-zero"),
+    alignment=Alignment(bits=35, zero=-139, operand=format_named("e2m1fn")),
+)
+"""The kinds mxf4 and mxf4nvf4 of tcgen05.mma by MMA-Sim (arXiv 2511.10909): 64 products at once,
+cut to 35 fractional bits. There 16 products are added before the cut; here each is cut.
+"""
 
 
 def mxfp8() -> Plan:
@@ -324,7 +335,8 @@ def mxfp8() -> Plan:
     gradient and the weight along the outputs for dX, and the gradient and x along the rows for dW.
     Sums are those of Blackwell's tensor cores.
 
-    Not compared with hardware: these products run on Blackwell alone. With `chunked192` in place of
+    Not compared with hardware: these products run on Blackwell alone. The sums are those of MMA-Sim
+    2.1.1 in every bit, as those of `mxfp4`. With `chunked192` in place of
     the tensor cores, result and gradients equal torchao 0.18's emulated training on a CPU in every
     bit (tests/checks/against_torchao.py).
     """
@@ -337,28 +349,27 @@ def mxfp8() -> Plan:
 
 def mxfp4() -> Plan:
     """Return the operands of `mxfp8` in MXFP4 (OCP MX 1.0): blocks of 32 numbers of E2M1, with the
-    scales of the standard (FLOOR). The sum of a block is exact, and these are added in binary32.
+    scales of the standard (FLOOR). Sums are those of Blackwell's instructions for FP4.
 
-    Not compared with hardware, whose order and cuts for FP4 are not modelled. In binary32 equal to
-    torchao's training as `mxfp8` is.
+    Not compared with hardware; in every bit the sums of MMA-Sim 2.1.1 (arXiv 2511.10909), a model
+    of it, in 4,608 cases (tests/checks/against_mma_sim.py). With `chunked192` equal to torchao's
+    training, as `mxfp8` is.
     """
     plan = in_bf16(Plan, "mxfp4", *IN_TYPE)
     plan = plan.rounded(dict.fromkeys(OPERANDS, BLOCK_NAMED["mxfp4"]))
     for site in SUMS:
-        plan = plan.adding(site, Accumulator(order=Order.CHUNKED, chunk=32))
+        plan = plan.adding(site, BLACKWELL_FP4)
     return replace(plan, name="mxfp4", requantized=True)
 
 
 def nvfp4() -> Plan:
     """Return the operands of `mxfp8` in NVFP4: blocks of 16 numbers of E2M1 with E4M3 scales, and
-    one binary32 scale of each tensor, whose product multiplies the sum (SA, SDX, SDW). The sum of a
-    block is exact, and these are added in binary32.
+    one binary32 scale of each tensor, whose product multiplies the sum (SA, SDX, SDW). Sums are
+    those of Blackwell's instructions for FP4.
 
-    Not compared with hardware, whose order and cuts for FP4 are not modelled.
+    Not compared with hardware; in every bit the sums of MMA-Sim 2.1.1, as those of `mxfp4`.
     """
-    plan = replace(mxfp4(), name="nvfp4").rounded(dict.fromkeys(OPERANDS, BLOCK_NAMED["nvfp4"]))
-    for site in SUMS:
-        plan = plan.adding(site, Accumulator(order=Order.CHUNKED, chunk=16))
+    plan = mxfp4().rounded(dict.fromkeys(OPERANDS, BLOCK_NAMED["nvfp4"]))
     return replace(plan, name="nvfp4")
 
 

@@ -180,12 +180,15 @@ class Plan(BasePlan):
         return AGAIN[of] if self.requantized and of in AGAIN else self.FACTORS[of]
 
     def core_reads(self, product: Any, factor: Any) -> bool:
-        """Return whether the tensor core of a product may read a factor in blocks: one with powers
-        of two as scales, whose blocks lie along the sum.
+        """Return whether the tensor core of a product may read a factor in blocks: those of its own
+        elements, along the sum, with powers of two as scales, or with FP4 scales of few bits.
         """
         block = self.block(factor)
         kept = self.accumulator(product).alignment
-        if block is None or kept is None or not block.power_of_two or block.rows > 1:
+        if block is None or kept is None:
+            return False
+        few = block.element.format.name == "e2m1fn" and block.scale.precision <= 4
+        if not block.power_of_two and not few:
             return False
         operand = kept.operands[self.factors(product).index(factor)]
         return block.element.format == operand and (product is Site.Y or self.requantized)

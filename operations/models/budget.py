@@ -205,7 +205,7 @@ class ModelBudget:
         >>> model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)).double()
         >>> x = {"input": torch.randn(4, 64).double()}
         >>> error_budget(model, x, loss=lambda out, inputs: out.square().mean()).sentence
-        "The step of 3 operations makes no error beyond binary64's."
+        "The step of 4 operations makes no error beyond binary64's."
     """
 
     total: Errors

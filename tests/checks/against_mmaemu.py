@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from roundscope.operations import run
+from tests.checks.gpu_operations import inputs as recorded_inputs
 from tests.checks.gpu_scaled_mm import BYTES, GOLDEN, corner
 from tests.checks.scaled_mm_cases import TYPES, Call, calls, inputs, plan_words
-from tests.operations.gpu_cases import digest
+from tests.operations.gpu_cases import digest, golden
 from tests.operations.test_scaled_mm import of_corner
 
 MOST = 2**24  # products of a recorded call that both sides compute
@@ -114,6 +115,24 @@ def judged() -> None:
     print("splits, as the profile decides:", dict(decided), flush=True)
 
 
+def judged_by_an_h100() -> None:
+    """Print how many of the calls recorded on an H100 mmaemu gives; ours are test_on_a_gpu's."""
+    notes = {name: note for name, note in golden().items() if "/scaled_mm/" in name}
+    counts: Counter[str] = Counter()
+    for name, note in notes.items():
+        out, how = name.split("/")[2:4]
+        if not how.startswith("tensor"):
+            continue
+        given = recorded_inputs(note)
+        rows, results = note["corner"]
+        rows, results = (rows, results) if len(given["x"]) > 1 else (1, 1024)
+        given["x"], given["weight"] = given["x"][:rows], given["weight"][:results]
+        call = Call(0, 0, 0, out=out.partition("-")[2], fast=how.endswith("fast"))
+        counts["calls"] += 1
+        counts["mmaemu"] += digest(rival(call, given, 1)) == note["sha256"]
+    print("on an H100, scales of tensors:", dict(counts), flush=True)
+
+
 def _decision(call: Call, splits: int) -> str:
     """Return how mmaemu's own decision about splits compares with the recorded kernel."""
     import mmaemu
@@ -189,6 +208,7 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: given.threads])
     judged()
+    judged_by_an_h100()
     compared(given.numbers)
     timed()
 

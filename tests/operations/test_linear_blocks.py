@@ -13,6 +13,7 @@ from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.events.recorder import RecordBase
 from roundscope.operations import OPERATIONS, run
 from roundscope.operations.run import plan_of
+from tests.checks.against_mma_sim import GOLDEN, KINDS, SPREADS, numbers, ours
 from tests.operations.exactly import to, total
 
 LINEAR = OPERATIONS["linear"]
@@ -97,11 +98,12 @@ def test_mxfp8_adds_as_emu_s_sums_of_blocks_do(engine):
     assert not np.array_equal(plain, wanted.astype(np.float32))
 
 
-def test_nvfp4_adds_blocks_and_multiplies_by_the_scales_at_the_end():
-    """A scale inside the sum, a block that rounds inside, two products of scales."""
+def test_nvfp4_multiplies_by_the_scales_of_the_tensors_at_the_end():
+    """A scale inside the sum, two products of scales."""
     x, w, _ = arrays(3)
     x, w = x[:3], w[:2]
-    found = run("linear", "nvfp4; OUT=fp32", {"x": x, "weight": w}).outputs["out"]
+    plan = "nvfp4; OUT=fp32 Y.sum=chunked16"
+    found = run("linear", plan, {"x": x, "weight": w}).outputs["out"]
     (a, by_x), (b, by_w) = quantized("nvfp4", x, 1), quantized("nvfp4", w, 1)
     alpha = to(Fraction(by_x) * Fraction(by_w), "fp32")
     for r, g in np.ndindex(3, 2):
@@ -109,6 +111,15 @@ def test_nvfp4_adds_blocks_and_multiplies_by_the_scales_at_the_end():
         blocks = [sum(terms[lo : lo + 16], Fraction(0)) for lo in range(0, F, 16)]
         assert all(to(block, "fp32") == block for block in blocks)
         assert Fraction(float(found[r, g])) == to(total(blocks) * alpha, "fp32")
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("name", KINDS)
+def test_sums_are_those_of_mma_sim(name, spread):
+    """A cut of other bits, a scale that is no part of the exponent, a chunk of another size."""
+    x, w = numbers(6, 1024, 5, spread)
+    wanted = np.load(GOLDEN)[f"{name} {spread:g}"]
+    assert np.array_equal(ours(name, x, w), wanted)
 
 
 def test_weights_in_tiles_are_the_same_both_ways():

@@ -47,7 +47,7 @@ READ = (
     (
         "without it",
         "The relative error of the result with this group alone in binary64, and the model's own"
-        " arithmetic elsewhere; - where the error alone is below 0.01 %.",
+        " arithmetic elsewhere; - where the error alone is below 0.01 %, of an event 0.1 %.",
     ),
     (
         "interaction",

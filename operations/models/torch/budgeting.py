@@ -42,9 +42,9 @@ from roundscope.operations.models.torch.recording import Side, record
 from roundscope.operations.models.torch.stepping import SUMS, Outcome, Step, Way
 
 Tell = Callable[[str], None]
-SMALL = 1e-3  # the share below which the events of a group are not measured
+SMALL = 1e-3  # the share below which no events of a group are measured, nor an event's absence
 LARGE = 1e-2  # the share above which events that are in binary32 are measured one by one
-NEGLIGIBLE = 1e-4  # the share below which nothing is measured without a part
+NEGLIGIBLE = 1e-4  # the share below which a group's absence is not measured
 TRIED = 2  # how many of the largest groups, and of the largest events, are tried in binary32
 
 
@@ -113,6 +113,16 @@ def error_budget(
             run in binary64; there is no loss and gradients are wanted; or `by` or `plan` names what
             there is not.
         RuntimeError: The run, run again, gives other bits (`ReplayError`).
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from roundscope.torch import error_budget
+        >>> model = nn.Sequential(nn.Linear(64, 64), nn.SiLU()).bfloat16()
+        >>> x = {"input": torch.randn(4, 64).bfloat16()}
+        >>> found = error_budget(model, x, gradients=False)
+        >>> sorted(line.group for line in found.lines)
+        ['linear', 'silu']
     """
     if by not in get_args(By):
         raise ValueError(unknown("by", by, get_args(By)))
@@ -339,8 +349,10 @@ class _Measuring:
             if plan is None:
                 notes.append(f"{group.name}: no plan gives its bits, so its events are not known")
                 continue
-            if equal < 1.0:
-                notes.append(f"{group.name}: its plan {plan.name} gives {equal:.3%} of its numbers")
+            bits = "all" if equal == 1.0 else f"{equal:.3%}"
+            notes.append(
+                f"{group.name}: the plan {plan.name} gives {bits} of its results to the bit"
+            )
             for part in parts_of(self.tape, entries, plan, self.own_run):
                 found += self._event_measured(group, plan, part)
         return found
@@ -373,7 +385,8 @@ class _Measuring:
             without=None,
         )
         is_lost = not all(np.isfinite(self.total.of(n)) for n in self.names)
-        if is_lost or line.weight(self.total, self.names) > NEGLIGIBLE:
+        least = SMALL if event else NEGLIGIBLE
+        if is_lost or line.weight(self.total, self.names) > least:
             line = replace(line, without=self.errors(self.replaced(group.numbers, absent)))
         return line
 

@@ -51,8 +51,12 @@ def found_plan(
         return None, 0.0
     smallest = min(entries, key=lambda e: sum(known[v].numel() for v in e.outputs))
     best, most = None, 0.0
-    for name in _of_implementations(operation):
+    is_gpu = known[smallest.outputs[0]].is_cuda
+    names = sorted(_of_implementations(operation), key=lambda x: _of_a_gpu(x) != is_gpu)
+    for name in names:
         plan = plan_of(operation, name + suffix)
+        if not is_gpu and any(plan.accumulator(site).alignment for site in plan.PRODUCTS):
+            continue  # of tensor cores
         equal = _equal(tape, [smallest], plan, known)
         if equal > most:
             best, most = plan, equal
@@ -66,6 +70,10 @@ def found_plan(
 def _of_implementations(operation: Operation) -> Iterator[str]:
     """Return the names of the plans of an operation that are those of an implementation."""
     return islice(operation.published, 2, None)
+
+
+def _of_a_gpu(name: str) -> bool:
+    return any(word in name for word in ("cuda", "hopper", "liger", "inductor", "fused"))
 
 
 def _equal(

@@ -6,7 +6,8 @@ every type that it is told is that one: `x.float()`, `x.to(torch.bfloat16)` and
 author wanted, is the formula that it stands for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,6 +17,25 @@ from torch.overrides import TorchFunctionMode
 from roundscope.operations.models.tape import leaves, mapped
 
 _CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.double}
+
+
+def _grouped(a: Tensor, b: Tensor, offs: Tensor | None = None, **_: Any) -> Tensor:
+    """Return the products of groups of rows with a matrix for each, as of experts: rows (R, F), of
+    which group g ends before offs[g], and matrices (groups, F, G).
+    """
+    if a.dim() != 2 or b.dim() != 3 or offs is None:
+        raise ValueError("a grouped product of other shapes than rows and a matrix for each group")
+    ends = [0, *offs.tolist()]
+    parts = [a[i:j] @ b[g] for g, (i, j) in enumerate(pairwise(ends))]
+    return torch.cat([*parts, a.new_zeros(len(a) - ends[-1], b.shape[2])])
+
+
+# functions that have no kernel in binary64, each with one that computes the same
+STAND_INS: dict[Any, Callable[..., Any]] = {
+    getattr(place, name): _grouped
+    for place, name in ((torch, "_grouped_mm"), (torch.nn.functional, "grouped_mm"))
+    if hasattr(place, name)
+}
 
 
 class Widened(TorchFunctionMode):
@@ -36,6 +56,7 @@ class Widened(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         args, kwargs = mapped(self._widened, (tuple(args), dict(kwargs or {})))
+        func = STAND_INS.get(func, func)
         out = func(*args, **kwargs) if func not in _CASTS else args[0].to(self.dtype)
         is_narrow = any(isinstance(x, Tensor) and self._is_narrow(x) for x in leaves(out))
         return mapped(self._widened, out) if is_narrow else out

@@ -86,6 +86,7 @@ def test_every_field_of_kernels_has_its_word_and_every_value():
             Accumulator(order=Order.WARPS, chunk=8, step=rounding("fp16", "toward-zero")),
         ),
         ("hopper:bf16", HOPPER),
+        ("hopper:e4m3fn*e5m2", Accumulator.tensor_core("hopper", "e4m3fn*e5m2")),
         ("hopper-8:bf16", EIGHTS),
         ("volta-2:fp16:fp16", replace(Accumulator.tensor_core("volta", "fp16", "fp16"), chunk=2)),
     ],

@@ -46,6 +46,7 @@ def judged(a, b, c, acc):
     numbers.
     """
     kept, f = acc.alignment, acc.step.format
+    first, second = kept.operands
     a, b, c = [*map(Fraction, a)], [*map(Fraction, b)], Fraction(c)
     missing = -len(a) % acc.chunk
     a, b = a + [Fraction(0)] * missing, b + [Fraction(0)] * missing
@@ -53,11 +54,7 @@ def judged(a, b, c, acc):
         terms = [
             (
                 x * y,
-                (
-                    exponent(x, kept.operand.emin) + exponent(y, kept.operand.emin)
-                    if x * y
-                    else kept.zero
-                ),
+                (exponent(x, first.emin) + exponent(y, second.emin) if x * y else kept.zero),
             )
             for x, y in zip(a[lo : lo + acc.chunk], b[lo : lo + acc.chunk], strict=True)
         ]
@@ -81,13 +78,32 @@ def numbers(kind, shape, f):
     return round_to(x, f)
 
 
-def factors(kind, rows, k, columns, f):
+def factors(kind, rows, k, columns, f, second=None):
     """(rows, K) and (K, columns); tiny ones meet ordinary ones, so that sums are about the smallest
     normal number.
     """
     return numbers(kind, (rows, k), f), numbers(
-        "normal" if kind == "tiny" else kind, (k, columns), f
+        "normal" if kind == "tiny" else kind, (k, columns), second or f
     )
+
+
+@pytest.mark.parametrize("names", ["e4m3fn*e5m2", "e5m2*e4m3fn"])
+@pytest.mark.parametrize("on", [np.asarray, jnp.asarray])
+def test_sums_of_two_formats_are_the_judges(names, on):
+    """The exponent of a subnormal number of one format where the other's stands."""
+    acc, (f, g) = Accumulator.tensor_core("hopper", names), map(format_named, names.split("*"))
+    for kind in ("normal", "wide", "tiny"):
+        a, b = factors(kind, 2, acc.chunk + 3, 3, f, g)
+        want = [[judged(a[i], b[:, j], 0.0, acc) for j in range(3)] for i in range(2)]
+        found = emu.dot(*(on(x.astype(np.float32)) for x in (a, b)), acc)
+        assert np.array_equal(found, want), kind
+
+
+def test_two_formats_that_no_core_reads():
+    """A format of another width, one format twice, three formats."""
+    for wrong in ("e4m3fn*bf16", "e4m3fn*e4m3fn", "e4m3fn*e5m2*e4m3fn", "e4m3fn*"):
+        with pytest.raises(ValueError, match="operand="):
+            Accumulator.tensor_core("hopper", wrong)
 
 
 @pytest.mark.parametrize(("arch", "name", "total"), EVERY)

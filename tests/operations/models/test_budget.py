@@ -258,6 +258,8 @@ def test_the_judge_is_the_model_in_binary64(dtype, cast):
     assert found.is_logprobs and abs(found.interaction("gradients")) < 0.3
     if not cast:  # which converts a weight once for all that read it
         assert found.unequal == 0
+        (add,) = [line for line in found.lines if line.group == "add"]
+        assert add.backward.gradients.error < 1e-15 < add.alone.gradients.error  # it only copies
         assert told.error == pytest.approx(float((own - exact).norm() / exact.norm()), rel=1e-12)
 
 
@@ -281,6 +283,67 @@ def test_another_plan_is_the_model_that_has_it():
     assert found.tried[-1].words == "rms_norm: XC=fp32 XW=fp32"
     assert found.tried[-1].errors.end == pytest.approx(want.total.end, rel=1e-9)
     assert found.total.end != pytest.approx(want.total.end, rel=1e-3)
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, dtype=BF16))
+
+    def forward(self, x):
+        return (self.weight + self.weight) + x
+
+
+def test_plans_in_the_places_of_the_functions_that_they_are():
+    """Forward and backward: with them the step is the model, to the bit."""
+    plans = {"rms_norm": "transformers-llama", "silu": "torch-cpu", "add": "torch-cpu"}
+    found = error_budget(small.llama(layers=1), IDS, plan=plans, events=False)
+    assert found.tried[-1].errors == found.total
+    x = {"x": torch.randn(8, dtype=BF16)}
+    found = error_budget(Twice(), x, plan={"add": "torch-cpu"}, loss=total, events=False)
+    assert found.tried[-1].errors == found.total
+
+
+class SelectRMSNorm(nn.Module):
+    """Rows that are chosen by their numbers."""
+
+    def forward(self, x):
+        return x[x[:, 0] > 1]
+
+
+class Selecting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1 - 2.0**-8, 1.0], dtype=BF16))
+        self.choose = SelectRMSNorm()
+
+    def forward(self, x):
+        return self.choose(x * self.weight).sum(0)
+
+
+def test_a_choice_that_rounding_turns():
+    """A product a little above 1, which BF16 rounds to 1: the row is not chosen."""
+    x = torch.tensor([[1 + 2.0**-7, 1.0], [3.0, 5.0]], dtype=BF16)
+    found = error_budget(Selecting(), {"x": x}, loss=lambda out, inputs: out.double().sum())
+    exact = (1 + 2.0**-7) * (1 - 2.0**-8) + 1 + 3 * (1 - 2.0**-8) + 5
+    chosen = float((x[1, 0].double() * (1 - 2.0**-8)).to(BF16)) + 5
+    assert found.total.loss == chosen - exact < -1.9
+    by_name = {line.group: line for line in found.lines}
+    assert by_name["mul"].alone.loss == by_name["rms_norm"].alone.loss == found.total.loss
+
+
+def test_products_of_groups_in_binary64():
+    """Of experts, of which torch has no kernel in binary64."""
+    from roundscope.operations.models.torch.widened import Widened
+
+    torch.manual_seed(0)
+    a, b = torch.randn(16, 8, dtype=BF16), torch.randn(3, 8, 16, dtype=BF16)
+    ends = torch.tensor([4, 4, 14], dtype=torch.int32)
+    with Widened(torch.float64, {}):
+        found = torch._grouped_mm(a, b, offs=ends)
+    want = torch.zeros(16, 16, dtype=torch.float64)
+    want[:4], want[4:14] = a[:4].double() @ b[0].double(), a[4:14].double() @ b[2].double()
+    assert torch.equal(found, want)
 
 
 class Large(nn.Module):

@@ -237,6 +237,19 @@ def test_experts_that_differ_are_decisions():
     assert (flip.position, flip.a, flip.b, flip.margin) == (0, (0,), (1,), 2**-24)
 
 
+def test_a_run_under_autocast_is_one_that_repeats():
+    """Its linear layers cast, and nothing else differs from a run without."""
+
+    def cast(model, ids):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(ids).logits
+
+    model = small.llama(layers=1, dtype=torch.float32)
+    assert compared(Side(model, IDS, cast), Side(model, IDS, cast)).equal
+    found = compared(Side(model, IDS), Side(model, IDS, cast))
+    assert "linear" in made_here(found) and "rms_norm" not in made_here(found)
+
+
 @pytest.mark.thorough
 def test_a_model_that_is_compiled_as_a_whole_is_one_operation():
     """Of which nothing is seen, and which is compared with all that it stands for."""

@@ -42,10 +42,11 @@ def cluster():
         yield cluster
 
 
-def test_a_worker_with_neighbours_keeps_to_one_core(path):
+def test_a_worker_with_neighbours_keeps_to_one_core(path, monkeypatch):
     """Catches numba or BLAS on all cores in each of many workers, from whatever thread they are
     called.
     """
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # which `make test` has
     sweep(path, [cell(i, "threads") for i in range(2)], jobs=2)
     assert [r["max_abs"] for r in read_cells(path)] == [1.0, 1.0]
 
