@@ -122,16 +122,16 @@ def _merged(
 
 def _joined(a: Tape, b: Tape) -> list[Pair]:
     """Return the pairs, the last one with what is left at the ends."""
-    if a.steps == b.steps:
-        by_a, by_b = [a.counted], [b.counted]
-    else:
-        by_a, by_b = list(_by_step(a)), list(_by_step(b))
+    is_same = a.steps == b.steps
+    (by_a, end_a), (by_b, end_b) = (
+        ([t.counted], ()) if is_same else (list(_by_step(t)), _after_passes(t)) for t in (a, b)
+    )
     for tape, steps in ((a, by_a), (b, by_b)):
         if any([_key(e) for e in step] != [_key(e) for e in steps[0]] for step in steps):
             name = "the first run" if tape is a else "the second run"
             raise Incomparable(f"{name}: its forward passes are not of the same operations")
-    keys_a = [(_key(e), a.steps == b.steps and e.step) for e in by_a[0]]
-    keys_b = [(_key(e), a.steps == b.steps and e.step) for e in by_b[0]]
+    keys_a = [(_key(e), is_same and e.step) for e in by_a[0]]
+    keys_b = [(_key(e), is_same and e.step) for e in by_b[0]]
     read_a, read_b = _readers(a), _readers(b)
 
     def stands_alone(x: Sequence[int], y: Sequence[int]) -> bool:
@@ -139,18 +139,29 @@ def _joined(a: Tape, b: Tape) -> list[Pair]:
             b, [by_b[0][j].number for j in y], read_b
         )
 
-    return [
+    pairs = [
         Pair(
             tuple(tuple(step[i].number for i in x) for step in by_a),
             tuple(tuple(step[j].number for j in y) for step in by_b),
         )
         for x, y in _matched(keys_a, keys_b, stands_alone)
     ]
+    left = pairs.pop()
+    return [*pairs, Pair((sum(left.a, ()) + end_a,), (sum(left.b, ()) + end_b,))]
 
 
 def _by_step(tape: Tape) -> Iterator[list[Entry]]:
+    end = {*_after_passes(tape)}
     for step in range(tape.steps):
-        yield [entry for entry in tape.counted if entry.step == step]
+        yield [e for e in tape.counted if e.step == step and e.number not in end]
+
+
+def _after_passes(tape: Tape) -> tuple[int, ...]:
+    """Return the operations that follow the logits of all forward passes: log-probabilities."""
+    if tape.logits is None or tape.logprobs is None:
+        return ()
+    last = tape.made_by.get(tape.logits, len(tape.entries))
+    return tuple(entry.number for entry in tape.counted if entry.number > last)
 
 
 def _readers(tape: Tape) -> dict[int, set[int]]:
