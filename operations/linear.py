@@ -88,7 +88,7 @@ def forward(
     w = w_own.turned(at.ops)
     shape = (len(x), len(weight))
     b = None if bias is None else at.ops.xp.broadcast_to(at(Site.B, bias[None, :]), shape)
-    first = b if at.plan.bias_first else None
+    first = b if b is not None and at.plan.bias_first else None
     y = _scaled(at, _in_splits(at, x_own, w, first, scales), scales)
     if b is not None and first is None:
         y = at(Site.YB, y + b)
@@ -405,5 +405,6 @@ LINEAR = Operation(
     outputs=(Value("out", Site.OUT),),
     forward=forward,
     backward=backward,
+    by_result=("weight", "bias"),
     published=published(Plan, torch_cpu, hopper, hopper_e4m3, mxfp8, mxfp4, nvfp4, nvfp4_training),
 )

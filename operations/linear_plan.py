@@ -97,7 +97,7 @@ class Plan(BasePlan):
         " ceil(F / splits) features, the last one those that are left. Default 1: no split.",
         source="split-K kernels",
         refused=_at_least_one("splits"),
-        moves=Moves(forward=1, values=(1, 2, 4, 8)),
+        moves=Moves(forward=1, values=(1, 2, 3, 4, 5, 6, 8, 16)),
         words=("1", "2", "3", "4", "8", "16"),
     )
     split_unit: int = choice(

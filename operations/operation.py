@@ -63,6 +63,8 @@ class Operation:
             behind the outputs, gradients of the outputs) -> a dictionary of gradients by the name
             of the input; None if it has none. `at` is the same.
         settings: What a call says beside arrays and has no arithmetic, such as eps, with defaults.
+        by_result: Inputs of which entry g along the first axis is read by feature g of the outputs
+            alone, such as the weight of a linear layer.
         published: Functions that make its plans, by name: "exact", "fp32" and those of
             implementations, each with its source in its docstring.
     """
@@ -75,6 +77,7 @@ class Operation:
     forward: Callable[..., tuple[Array, ...]]
     backward: Callable[..., dict[str, Array]] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    by_result: tuple[str, ...] = ()
     published: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
 
 

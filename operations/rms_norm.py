@@ -36,9 +36,9 @@ class Site(SiteBase):
     SQ = "SQ", "X X", Axes.RF, "forward", 2
     SS = "SS", "sum_f SQ", Axes.R, "forward", 3
     MS = "MS", "SS / F", Axes.R, "forward", 4
-    VE = "VE", "MS + eps", Axes.R, "forward", 5
-    SD = "SD", "sqrt(VE)", Axes.R, "forward", 6
-    RS = "RS", "1 / SD, or 1 / sqrt(VE) in one", Axes.R, "forward", 7
+    VE = "VE", "MS + eps, or SD + eps (eps_outside)", Axes.R, "forward", 5
+    SD = "SD", "sqrt(VE), or sqrt(MS) (eps_outside)", Axes.R, "forward", 6
+    RS = "RS", "1 / SD, or 1 / sqrt(VE) in one, or 1 / VE (eps_outside)", Axes.R, "forward", 7
     XN = "XN", "X RS", Axes.RF, "forward", 8
     XC = "XC", "XN as it is multiplied by the weight", Axes.RF, "forward", 9
     W1 = "W1", "1 + W", Axes.F, "forward", 10
@@ -95,6 +95,10 @@ class Mean(StrEnum):
     """
 
 
+def _rooted(plan: Any) -> str:
+    return "" if plan.root is Root.DIVIDED else "goes with root=divided"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(BasePlan):
     """The arithmetic of RMSNorm."""
@@ -127,6 +131,15 @@ class Plan(BasePlan):
         source="PyTorch's mean on a GPU, div.full in Triton",
         moves=Moves(forward=3),
     )
+    eps_outside: bool = choice(
+        False,
+        number=3,
+        doc="True adds eps to the root, in place of the mean below it: 1 / (sqrt(MS) + eps), whose"
+        " gradients are not computed. It is what is computed, and not how. Default False.",
+        source="the code of Zhang and Sennrich's paper",
+        refused=_rooted,
+        moves=Moves(forward=4),
+    )
     gradient: Gradient = choice(
         Gradient.CHAIN,
         number=63,
@@ -157,8 +170,13 @@ def forward(
         x = summed = at(Site.ADD, x + at(Site.RES, residual))
     sq = at(Site.SQ, mul(x, x))
     ss = at.product(Site.SS, sq, xp.ones((features, 1)))[:, 0]
-    ve = _mean_and_eps(at, ss, features, constant(at.plan, Site.VE, settings["eps"]))
-    rs = reciprocal_root(at, Site.SD, Site.RS, ve, at.plan.root)
+    eps = constant(at.plan, Site.VE, settings["eps"])
+    if at.plan.eps_outside:
+        ve = at(Site.VE, at(Site.SD, xp.sqrt(at(Site.MS, _mean(at, ss, features)))) + eps)
+        rs = at(Site.RS, at.ops.divide(xp.ones_like(ve), ve))
+    else:
+        ve = _mean_and_eps(at, ss, features, eps)
+        rs = reciprocal_root(at, Site.SD, Site.RS, ve, at.plan.root)
     xn = at(Site.XN, mul(x, rs[:, None]))
     xc = at(Site.XC, xn)
     if weight is None:
@@ -193,6 +211,8 @@ def backward(
     gradients: tuple[Array, Array | None],
 ) -> dict[str, Array]:
     """Return the gradients of x, of the residual, which has the same, and of the weight."""
+    if at.plan.eps_outside:
+        raise ValueError("eps_outside=True: has no gradients; leave them out")
     (x, rs, xc, w1), (dout, dsum) = saved, gradients
     xp, mul, found = at.ops.xp, at.ops.multiply, {}
     is_kernel = at.plan.gradient is Gradient.KERNEL

@@ -104,7 +104,7 @@ def run(
         record = replace(record)
         check_record(record, own.plan.SITES, own.plan.PRODUCTS)
     errors = _injections(own, chosen, told, tuple(inject), arrays, after)
-    work = partial(_computed, own, chosen, told, errors, record)
+    work = partial(computed, own, chosen, told, errors, record)
     if engine == "numpy":
         with np.errstate(all="ignore"):  # overflow and NaN are results here
             found, grads, seen = work(numpy_ops(), arrays, after)
@@ -136,7 +136,7 @@ def run(
     )
 
 
-def _computed(
+def computed(
     operation: Operation,
     plan: BasePlan,
     settings: Settings,
@@ -180,7 +180,7 @@ def _injections(
     )
     after = None if gradients is None else tuple(x if x is None else x[:1] for x in gradients)
     with np.errstate(all="ignore"):
-        seen = _computed(operation, plan, settings, (), RecordBase(), numpy_ops(), first, after)[2]
+        seen = computed(operation, plan, settings, (), RecordBase(), numpy_ops(), first, after)[2]
     for own in found:
         if own.site not in seen:
             events = " ".join(site for site in operation.plan.SITES if site in seen)
@@ -283,7 +283,8 @@ def arrays_of(
             continue
         x = np.asarray(given)
         if v.site is not None:
-            x = x.astype(np.float64)
+            with np.errstate(invalid="ignore"):  # signalling NaN
+                x = x.astype(np.float64)
         if v.shape is Shape.SHARED:
             found.append(x)
             continue

@@ -325,6 +325,13 @@ def accumulate(
         )
         return add_aligned(ops, acc, first, second, init, steps)
     at_once = step is None
+    if acc.order is Order.CHUNKED and at_once and steps is None:
+        zero, total, own = ops.hidden(ops.xp.zeros_like(init)), init, _plain(ops, acc.step)
+        for lo in range(0, a.shape[0], acc.chunk):
+            k = slice(lo, lo + acc.chunk)
+            part = ops.ascending(a[k], b[k], zero, acc.step, product_bits)
+            total = own(0, sum_to_round(ops, acc.step.format.precision, total, part))
+        return total
     step = step or _plain(ops, acc.step)
     step = step if steps is None else _Keeping(step, steps)
     add = partial(sum_to_round, ops, acc.step.format.precision)

@@ -1,6 +1,7 @@
 """Inputs of every operation, and what it computes, in plain NumPy."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,31 +17,32 @@ def inputs_of(name: str, rows: tuple[int, ...] = (2, 3), seed: int = 0) -> dict[
         return (2.0 * rng.normal(size=shape)).astype(np.float32)
 
     x, features = drawn(*rows, FEATURES), FEATURES
-    found: dict[str, Any] = {
-        "embedding": {"weight": drawn(7, features), "tokens": rng.integers(0, 7, rows)},
-        "rms_norm": {"x": x, "weight": drawn(features), "residual": drawn(*rows, features)},
-        "layer_norm": {"x": x, "weight": drawn(features), "bias": drawn(features)},
-        "linear": {"x": x, "weight": drawn(5, features), "bias": drawn(5)},
-        "rope": {"x": x, "cos": np.cos(x + 1.0), "sin": np.sin(x + 1.0)},
-        "rope_table": {
-            "positions": rng.integers(0, 9, rows).astype(np.float32),
-            "frequencies": abs(drawn(FEATURES)),
-        },
-        "silu": {"x": x},
-        "gelu": {"x": x},
-        "gelu_tanh": {"x": x},
-        "silu_mul": {"gate": x, "up": drawn(*rows, features)},
-        "add": {"a": x, "b": drawn(*rows, features)},
-        "softmax": {"x": x},
-        "log_softmax": {"x": x},
-        "cross_entropy": {"x": x, "target": rng.integers(0, features, rows)},
-        "adamw": {
+    drawers: dict[str, Callable[[], dict[str, Any]]] = {  # each draws its own numbers alone
+        "embedding": lambda: {"weight": drawn(7, features), "tokens": rng.integers(0, 7, rows)},
+        "rms_norm": lambda: {"x": x, "weight": drawn(features), "residual": drawn(*rows, features)},
+        "layer_norm": lambda: {"x": x, "weight": drawn(features), "bias": drawn(features)},
+        "linear": lambda: {"x": x, "weight": drawn(5, features), "bias": drawn(5)},
+        "rope": lambda: {"x": x, "cos": np.cos(x + 1.0), "sin": np.sin(x + 1.0)},
+        "silu": lambda: {"x": x},
+        "gelu": lambda: {"x": x},
+        "gelu_tanh": lambda: {"x": x},
+        "silu_mul": lambda: {"gate": x, "up": drawn(*rows, features)},
+        "add": lambda: {"a": x, "b": drawn(*rows, features)},
+        "softmax": lambda: {"x": x},
+        "log_softmax": lambda: {"x": x},
+        "cross_entropy": lambda: {"x": x, "target": rng.integers(0, features, rows)},
+        "adamw": lambda: {
             "parameter": x,
             "gradient": drawn(*rows, features),
             "exp_avg": drawn(*rows, features),
             "exp_avg_sq": drawn(*rows, features) ** 2,
         },
-    }[name]
+        "rope_table": lambda: {
+            "positions": rng.integers(0, 9, rows).astype(np.float32),
+            "frequencies": abs(drawn(FEATURES)) / 8,
+        },
+    }
+    found = drawers[name]()
     if name == "cross_entropy":
         found["target"].flat[1] = -100
     return found

@@ -135,7 +135,7 @@ def test_the_judge_agrees(mode, kind):
         assert [Fraction(float(x[n])) for x in found] == list(wanted)
 
 
-@pytest.mark.parametrize("engine", ["numpy", "xla"])
+@pytest.mark.parametrize("engine", ["numpy", pytest.param("xla", marks=pytest.mark.thorough)])
 def test_stochastic_rounding_repairs_what_vanishes(engine):
     """Bits that repeat from step to step, or are those of another event; a bias."""
     rng = np.random.default_rng(2)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.tools.identify import operations
 from roundscope.tools.identify.compare import Counted, Nearness
 from roundscope.tools.identify.identify import ROWS, Identified, Kind, Part, identify
 from roundscope.tools.identify.options import IdentifyOptions
@@ -50,6 +51,9 @@ def run(options: IdentifyOptions) -> None:
     Raises:
         UsageError: bad usage.
     """
+    if operations.is_of_operations(options.source):
+        operations.run(options)
+        return
     check_budget(options.budget)
     checked_folder(options.out, RECORD)
     with telling("identify") as tell, np.errstate(over="ignore", invalid="ignore", divide="ignore"):

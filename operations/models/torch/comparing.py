@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -9,9 +10,12 @@ from roundscope.emu.shown import shown
 from roundscope.operations.models.comparison import Comparison, compare_tapes
 from roundscope.operations.models.tape import Tape
 from roundscope.operations.models.tape_file import load_tape
+from roundscope.operations.models.torch.arrays import TensorArrays
 from roundscope.operations.models.torch.candidates import revived, words_of
+from roundscope.operations.models.torch.emulated import Emulated, with_plans, words_by_plan
 from roundscope.operations.models.torch.recording import Side, record
 
+PLANNED = "the plan "  # begins the words of candidates that are plans
 Given: TypeAlias = "Side | tuple[Any, ...] | str | os.PathLike[str] | Tape"
 
 
@@ -51,7 +55,32 @@ def compare(a: Given, b: Given, *, tell: Callable[[str], None] = lambda text: No
 
 def compared(a: Tape, b: Tape, tell: Callable[[str], None]) -> Comparison:
     """Compare two tapes."""
-    return compare_tapes(a, b, identify=words_of, tell=tell)
+    if all(isinstance(tape.arrays, TensorArrays) for tape in (a, b)):
+        a, b = with_plans(a, b, tell)
+    found = compare_tapes(a, b, identify=_words, tell=tell)
+    return replace(found, notes=(*found.notes, *_notes((a, b))))
+
+
+def _notes(tapes: tuple[Tape, Tape]) -> list[str]:
+    """Return what is to be known of operations that run by plans."""
+    own = [r for tape in tapes for r in tape.runners.values() if isinstance(r, Emulated)]
+    if not own:
+        return []
+    text = (
+        f"{len(own)} operations run again by plans that give all of their numbers, since no"
+        " function of PyTorch gives them here"
+    )
+    if common := sum(r.is_common for r in own):
+        text += f"; {common} of them by a plan of both runs, which these numbers do not tell apart"
+    return [text]
+
+
+def _words(tape: Tape, number: int) -> str:
+    """Return the arithmetic of an entry: functions of PyTorch that give it, else plans that do."""
+    words = words_of(tape, number)
+    if words and not words.startswith(PLANNED):
+        return words
+    return words_by_plan(tape, number) or words  # with the plans that tie
 
 
 def tape_of(given: Given, name: str, tell: Callable[[str], None]) -> Tape:

@@ -49,6 +49,7 @@ def test_a_file_equals_itself_and_its_model(files):
     assert compare(files["plain"], (small.llama(), IDS)).equal
 
 
+@pytest.mark.thorough  # tries the plans of each kind of linear layer
 def test_of_unknown_arithmetic_the_difference_is_put_in(files):
     found = compare(files["plain"], files["fp8"])
     (group,) = found.groups
