@@ -144,11 +144,11 @@ def _groups(found: Comparison) -> Table:
             str(len(group.rows)),
             Cell(_share(group.share), told),
             _share(group.alone),
-            _share(group.without),
             f"± {group.noise:.0%}" if not isnan(group.share) else "",
+            _share(group.without),
         )
 
-    heads = ("operation", "A", "B", "times", "share", "alone", "without", "noise\nof alone")
+    heads = ("operation", "A", "B", "times", "share", "alone", "noise\nof alone", "without")
     rows = [row(group) for group in found.groups]
     return Table(heads, rows, title="what makes the difference", is_prose=True)
 
