@@ -10,9 +10,10 @@ from roundscope.attention.torch import __all__ as _of_attention
 from roundscope.attention.torch import capture as _capture_attention
 from roundscope.operations.models.torch.budgeting import error_budget
 from roundscope.operations.models.torch.comparing import compare
+from roundscope.operations.models.torch.decoding import decoded
 from roundscope.operations.models.torch.recording import Side, capture_operations
 
-__all__ = [*_of_attention, "Side", "compare", "error_budget"]
+__all__ = [*_of_attention, "Side", "compare", "decoded", "error_budget"]
 
 
 def capture(  # type: ignore[no-redef]  # attention's own has the star

@@ -135,16 +135,34 @@ class _Chain:
         return None
 
 
-class _Seen:
+class Wrapped:
+    """A function of a module that something else answers; a copy of the module gets the function.
+
+    It has the name and the signature of the function.
+    """
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        update_wrapper(self, forward)  # type: ignore[arg-type]  # it is called by its subclasses
+        self.forward = forward  # the attributes that were copied may have one of this name
+
+    def __reduce__(self) -> Any:
+        if isinstance(self.forward, MethodType):
+            return self.forward.__reduce__()
+        return partial, (self.forward,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.forward, memo)
+
+
+class _Seen(Wrapped):
     """A module's forward that lets its chain answer the calls of attention.
 
-    Without handlers it is the forward: others may have wrapped it and still call it. A copy of the
-    module gets the forward.
+    Without handlers it is the forward: others may have wrapped it and still call it.
     """
 
     def __init__(self, forward: Callable[..., Any], chain: _Chain) -> None:
-        self.forward, self.chain = forward, chain
-        update_wrapper(self, forward)
+        super().__init__(forward)
+        self.chain = chain
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         chain = self.chain
@@ -160,14 +178,6 @@ class _Seen:
                 " in another way, so choose other layers, or change it"
             )
         return result
-
-    def __reduce__(self) -> Any:
-        if isinstance(self.forward, MethodType):
-            return self.forward.__reduce__()
-        return partial, (self.forward,)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return copy.deepcopy(self.forward, memo)
 
 
 def _installed(module: nn.Module, layer: Layer, handler: Handler) -> Callable[[], None]:

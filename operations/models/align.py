@@ -5,23 +5,19 @@ as a whole if as many of its results are read later; else, as where only one run
 with the operations after it.
 
 A run of several forward passes, as of a server that reads one token at a time, is matched with a
-run of one pass: results of the passes are parts of the result of the one. A run of a larger batch
-has the results of the smaller one as rows.
+run of one pass: results of the passes are parts of the result of the one. A run of a larger batch,
+or one with padding, has the results of the other one as a part (`ports`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from typing import Literal, NamedTuple
+from itertools import pairwise
+from typing import NamedTuple
 
+from roundscope.operations.models.ports import Name, Port, Slot, Unconnected, connected
 from roundscope.operations.models.tape import UNKNOWN, Entry, Tape
-
-Name = Literal["a", "b"]
-Slot = tuple[int, int]  # the number of a pair, and of its output
-
-
-class Incomparable(ValueError):
-    """Two runs of which operations cannot be matched, or that are of other inputs."""
+from roundscope.operations.models.tokens import Incomparable, Tokens, common_tokens
 
 
 class Pair(NamedTuple):
@@ -29,19 +25,6 @@ class Pair(NamedTuple):
 
     a: tuple[tuple[int, ...], ...]
     b: tuple[tuple[int, ...], ...]
-
-
-class Port(NamedTuple):
-    """How a value of a run corresponds to a result that both runs have.
-
-    It is the same ("whole"), a part of it along an axis ("part"), or has it as its rows ("rows").
-    """
-
-    slot: Slot
-    kind: Literal["whole", "part", "rows"] = "whole"
-    axis: int = 0
-    start: int = 0
-    length: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +37,8 @@ class Alignment:
         pairs: The pairs; the last one is what comes after them: log-probabilities, or outputs.
         ports: Of each run, how its values correspond to the results of the pairs.
         results: Of each run and slot, the values that make it up.
+        loose: Of each run, values that have no part in any slot, such as those of padding.
+        tokens: Of each run, where the compared tokens are; {} if they read none.
     """
 
     a: Tape
@@ -61,6 +46,8 @@ class Alignment:
     pairs: Sequence[Pair]
     ports: dict[Name, dict[int, Port]] = field(default_factory=dict)
     results: dict[Name, dict[Slot, list[int]]] = field(default_factory=dict)
+    loose: dict[Name, set[int]] = field(default_factory=dict)
+    tokens: dict[Name, Tokens] = field(default_factory=dict)
 
     def tape(self, name: Name) -> Tape:
         """Return a run by its name."""
@@ -75,43 +62,59 @@ def align(a: Tape, b: Tape) -> Alignment:
     """Match the operations of two runs.
 
     Raises:
-        Incomparable: Their forward passes or results do not correspond.
+        Incomparable: Their tokens, forward passes or results do not correspond.
     """
     if a.steps != b.steps and 1 not in (a.steps, b.steps):
         raise Incomparable(
             f"{a.steps} and {b.steps} forward passes: compare runs of as many, or with one of one"
         )
+    tokens = common_tokens(a, b)
     pairs = _joined(a, b)
-    while (number := _unequal(a, b, pairs)) is not None:
-        one, two = pairs[number : number + 2]
-        pairs[number : number + 2] = [Pair(_merged(one.a, two.a), _merged(one.b, two.b))]
-    alignment = Alignment(
-        a=a, b=b, pairs=pairs, ports={"a": {}, "b": {}}, results={"a": {}, "b": {}}
+    found = Alignment(
+        a=a,
+        b=b,
+        pairs=pairs,
+        ports={"a": {}, "b": {}},
+        results={"a": {}, "b": {}},
+        loose={"a": set(), "b": set()},
+        tokens={} if tokens is None else {"a": tokens[0], "b": tokens[1]},
     )
-    for number, (outs_a, outs_b) in enumerate(_results(a, b, pairs)):
-        for k in range(len(outs_a[0])):
-            _connect(alignment, (number, k), [o[k] for o in outs_a], [o[k] for o in outs_b])
-    return alignment
-
-
-def _results(
-    a: Tape, b: Tape, pairs: Sequence[Pair]
-) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
-    """Yield the results of each pair but the last, in either run and forward pass."""
-    used = _used(a, [p.a for p in pairs]), _used(b, [p.b for p in pairs])
-    for pair in pairs[:-1]:
-        yield (
-            [_outputs(a, call, used[0]) for call in pair.a],
-            [_outputs(b, call, used[1]) for call in pair.b],
-        )
-
-
-def _unequal(a: Tape, b: Tape, pairs: Sequence[Pair]) -> int | None:
-    """Return the first pair of which the runs go on with other results; None if there is none."""
-    for number, (outs_a, outs_b) in enumerate(_results(a, b, pairs)):
-        if len({len(outs) for outs in (*outs_a, *outs_b)}) > 1:
-            return number
-    return None
+    read_a, read_b = _readers(a), _readers(b)
+    number, reason = 0, ""
+    while number < len(pairs) - 1:
+        pair = pairs[number]
+        values_a = [_outputs(a, call, read_a) for call in pair.a]
+        values_b = [_outputs(b, call, read_b) for call in pair.b]
+        where = title(a, pair.a)
+        try:
+            if len({len(values) for values in (*values_a, *values_b)}) > 1:
+                raise Unconnected(f"{where}: other numbers of results are read later")
+            each = [
+                connected(
+                    (number, k),
+                    [(a, [values[k] for values in values_a]), (b, [x[k] for x in values_b])],
+                    tokens,
+                )
+                for k in range(len(values_a[0]))
+            ]
+        except Unconnected as error:
+            reason = reason or f"{where}: {error}"
+            if number == len(pairs) - 2:
+                raise Incomparable(reason) from None
+            one, two = pairs[number : number + 2]
+            pairs[number : number + 2] = [Pair(_merged(one.a, two.a), _merged(one.b, two.b))]
+            continue
+        for k, ports in enumerate(each):
+            values: dict[Name, list[int]] = {
+                "a": [x[k] for x in values_a],
+                "b": [x[k] for x in values_b],
+            }
+            for name, own in ports.items():
+                found.ports[name] |= own
+                found.results[name][number, k] = [v for v in values[name] if v in own]
+                found.loose[name] |= {v for v in values[name] if v not in own}
+        number, reason = number + 1, ""
+    return found
 
 
 def _merged(
@@ -126,27 +129,36 @@ def _joined(a: Tape, b: Tape) -> list[Pair]:
     (by_a, end_a), (by_b, end_b) = (
         ([t.counted], ()) if is_same else (list(_by_step(t)), _after_passes(t)) for t in (a, b)
     )
-    for tape, steps in ((a, by_a), (b, by_b)):
-        if any([_key(e) for e in step] != [_key(e) for e in steps[0]] for step in steps):
-            name = "the first run" if tape is a else "the second run"
-            raise Incomparable(f"{name}: its forward passes are not of the same operations")
-    keys_a = [(_key(e), is_same and e.step) for e in by_a[0]]
-    keys_b = [(_key(e), is_same and e.step) for e in by_b[0]]
     read_a, read_b = _readers(a), _readers(b)
+    each = []  # of each forward pass, by where a stretch ends in either run
+    for n in range(max(len(by_a), len(by_b))):
+        own, other = by_a[min(n, len(by_a) - 1)], by_b[min(n, len(by_b) - 1)]
 
-    def stands_alone(x: Sequence[int], y: Sequence[int]) -> bool:
-        return _read_later(a, [by_a[0][i].number for i in x], read_a) == _read_later(
-            b, [by_b[0][j].number for j in y], read_b
-        )
+        def stands_alone(
+            x: Sequence[int],
+            y: Sequence[int],
+            own: list[Entry] = own,
+            other: list[Entry] = other,
+        ) -> bool:
+            return _read_later(a, [own[i].number for i in x], read_a) == _read_later(
+                b, [other[j].number for j in y], read_b
+            )
 
-    pairs = [
-        Pair(
-            tuple(tuple(step[i].number for i in x) for step in by_a),
-            tuple(tuple(step[j].number for j in y) for step in by_b),
-        )
-        for x, y in _matched(keys_a, keys_b, stands_alone)
-    ]
-    left = pairs.pop()
+        keys = [[(_key(e), is_same and e.step) for e in entries] for entries in (own, other)]
+        matched = _matched(keys[0], keys[1], stands_alone)
+        each.append([(x[-1] + 1, y[-1] + 1) for x, y in matched[:-1]])
+    which = 0 if len(by_a) == 1 else 1  # the run of one pass, whose stretches all passes share
+    shared = set.intersection(*({ends[which] for ends in stretches} for stretches in each))
+    kept = [[ends for ends in stretches if ends[which] in shared] for stretches in each]
+
+    def calls(entries: Sequence[list[Entry]], side: int) -> list[tuple[tuple[int, ...], ...]]:
+        found = []
+        for step, own in enumerate(entries):
+            cuts = [0, *(ends[side] for ends in kept[step]), len(own)]
+            found.append([tuple(e.number for e in own[i:j]) for i, j in pairwise(cuts)])
+        return list(zip(*found, strict=True))
+
+    *pairs, left = (Pair(x, y) for x, y in zip(calls(by_a, 0), calls(by_b, 1), strict=True))
     return [*pairs, Pair((sum(left.a, ()) + end_a,), (sum(left.b, ()) + end_b,))]
 
 
@@ -212,73 +224,18 @@ def _matched(
     return [*found, (only_a, only_b)]
 
 
-def _used(tape: Tape, pairs: Sequence[tuple[tuple[int, ...], ...]]) -> set[int]:
-    """Return the values that operations, or the end, read from others."""
-    used: set[int] = set()
-    for calls in pairs:
-        for call in calls:
-            given = [v for n in call for v in tape.entries[n].outputs]
-            used |= tape.needs(given, call)[1]
-    return used | tape.needs([ending(tape)], pairs[-1][0])[1]
-
-
 def ending(tape: Tape) -> int:
     """Return the value that is compared in the end: log-probabilities, logits, or the output."""
     value = next(v for v in (tape.logprobs, tape.logits, tape.output) if v is not None)
     return value
 
 
-def _outputs(tape: Tape, call: Sequence[int], used: set[int]) -> list[int]:
+def _outputs(tape: Tape, call: Sequence[int], readers: dict[int, set[int]]) -> list[int]:
     """Return the results of a call: all of one entry, and of several those that others read."""
     values = [v for n in call for v in tape.entries[n].outputs]
-    return values if len(call) == 1 else [v for v in values if v in used]
-
-
-def _connect(alignment: Alignment, slot: Slot, values_a: list[int], values_b: list[int]) -> None:
-    """Say how the values of two runs correspond to a result."""
-    for name, values in (("a", values_a), ("b", values_b)):
-        alignment.results[name][slot] = values  # type: ignore[index]
-    tape_a, tape_b = alignment.a, alignment.b
-    shapes_a = [tape_a.values[v].shape for v in values_a]
-    shapes_b = [tape_b.values[v].shape for v in values_b]
-    ports_a, ports_b = alignment.ports["a"], alignment.ports["b"]
-    where = title(tape_a, alignment.pairs[slot[0]].a)
-    if len(values_a) == len(values_b) == 1:
-        (shape_a,), (shape_b,) = shapes_a, shapes_b
-        ports_a[values_a[0]], ports_b[values_b[0]] = Port(slot), Port(slot)
-        if shape_a == shape_b:
-            return
-        large, shape, small = (
-            (ports_a, shape_a, shape_b) if shape_a > shape_b else (ports_b, shape_b, shape_a)
-        )
-        if not small or shape[1:] != small[1:] or shape[0] % small[0]:
-            raise Incomparable(f"{where}: shapes {shape_a} and {shape_b}")
-        tape, value = (tape_a, values_a[0]) if large is ports_a else (tape_b, values_b[0])
-        large[value] = Port(slot, "rows", 0, tape.row * small[0], small[0])
-        return
-    values, shapes, ports, full = (
-        (values_b, shapes_b, ports_b, shapes_a[0])
-        if len(values_a) == 1
-        else (values_a, shapes_a, ports_a, shapes_b[0])
-    )
-    (ports_a if len(values_a) == 1 else ports_b)[
-        (values_a if len(values_a) == 1 else values_b)[0]
-    ] = Port(slot)
-    first = shapes[0]
-    axes = [i for i, (x, y) in enumerate(zip(full, first, strict=False)) if x != y]
-    if len(full) != len(first) or len(axes) != 1:
-        raise Incomparable(
-            f"{where}: shapes {full} and {first} in the first of {len(values)} passes"
-        )
-    start = 0
-    for value, shape in zip(values, shapes, strict=True):
-        ports[value] = Port(slot, "part", axes[0], start, shape[axes[0]])
-        start += shape[axes[0]]
-    if start != full[axes[0]]:
-        raise Incomparable(
-            f"{where}: {start} tokens in {len(values)} passes, and {full[axes[0]]} in"
-            " one; generate() keeps the logits of last tokens only: call the model with a cache"
-        )
+    if len(call) == 1:
+        return values
+    return [v for v in values if not readers.get(v, set()) <= set(call)]
 
 
 def title(tape: Tape, calls: Sequence[Sequence[int]]) -> str:

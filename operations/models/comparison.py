@@ -2,6 +2,7 @@
 and how much of the gap between their log-probabilities each of them is worth.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isnan, nan
@@ -9,15 +10,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from roundscope.operations.models.align import (
-    Alignment,
-    Incomparable,
-    Name,
-    Slot,
-    align,
-    ending,
-    title,
-)
+from roundscope.operations.models.align import Alignment, align, ending, title
+from roundscope.operations.models.ports import NAMES, Name, Slot
 from roundscope.operations.models.replay import (
     NotRunnable,
     Replay,
@@ -29,12 +23,13 @@ from roundscope.operations.models.replay import (
 from roundscope.operations.models.shares import Share, shares
 from roundscope.operations.models.tape import PARAMETER, UNKNOWN, Entry, Tape, refs
 from roundscope.operations.models.tape_file import digested
+from roundscope.operations.models.tokens import Incomparable, common_tokens, passes
 
 TOP = 8  # the most probable tokens that are compared as a set
+LAYER = re.compile(r"((?:\w+\.)*?\d+)\.")  # the path of the first module in a list
 MOST_STEPS = 8  # of an arithmetic that are told
 FEW = 5  # names up to which all are told
 REPEATS = 4  # runs with other last bits, by which the noise of a share is measured
-NAMES: tuple[Name, Name] = ("a", "b")
 Digests: TypeAlias = Mapping[str, tuple[str, tuple[int, ...], str]]  # type, shape and digest
 Made = Literal["here", "inherited", "equal", "undecided"]
 
@@ -134,6 +129,8 @@ class Comparison:
         is_logprobs: Whether the gap is one of log-probabilities; else of the outputs.
         flips: Decisions that differ.
         notes: What else a reader must know.
+        is_partial: Whether the second run is known by some of its results alone, which are the
+            rows then.
     """
 
     equal: bool
@@ -150,6 +147,7 @@ class Comparison:
     is_logprobs: bool
     flips: tuple[Flip, ...]
     notes: tuple[str, ...]
+    is_partial: bool = False
 
     def __repr__(self) -> str:
         return self.sentence
@@ -167,8 +165,11 @@ class Comparison:
 
     @property
     def _answer(self) -> str:
+        if self.is_partial:
+            return self._partial_answer
         what = "log-probabilities" if self.is_logprobs else "numbers of the output"
-        count = f"{len(self.rows):,} operations, {self.gap.size:,} {what}"
+        size = f"{self.gap.size:,} {what}"
+        count = f"{len(self.rows):,} operations, {size}"
         if self.equal:
             return f"The two runs are equal: {count}, every bit."
         if not self.groups:
@@ -183,11 +184,42 @@ class Comparison:
             return f"The {what} are equal, every bit; {names} differ."
         if isnan(self.groups[0].share):
             names = ", ".join(str(group) for group in self.groups)
+            if lost := int((~np.isfinite(self.gap)).sum()):
+                first = next((row for row in self.rows if row.ulps == inf), None)
+                where = "" if first is None else f", first in {first.title}"
+                return f"{lost:,} of {size} are infinite or NaN in one run{where}; made by {names}."
             return f"The {what} differ; made by {names}."
         parts = [f"{group}: {group.share:.0%}" for group in self.groups if group.is_told_apart]
         rest = [str(group) for group in self.groups if not group.is_told_apart]
         parts += [f"{', '.join(rest)}: not told apart from noise"] if rest else []
         return f"The gap of the {what} is made by {'; '.join(parts)}."
+
+    @property
+    def _partial_answer(self) -> str:
+        total = len(self.rows)
+        differing = [row for row in self.rows if row.made != "equal"]
+        if not differing:
+            also = f", and its {self.gap.size:,} log-probabilities" if self.gap.size else ""
+            if self.gap.any():
+                return (
+                    f"The {total:,} results that B kept are equal, every bit, but its"
+                    f" log-probabilities differ, by up to {self.largest:.2g}."
+                )
+            return f"The {total:,} results that B kept{also} are equal, every bit."
+        here = sum(row.made == "here" for row in differing)
+        told = f"{len(differing):,} of the {total:,} results that B kept differ"
+        told += f", {here:,} of them by what is done there and {len(differing) - here:,} inherited"
+        if self.first is not None:
+            told += f"; the first is {self.first.title}"
+        parts = [
+            str(group) + ("" if isnan(group.share) else f": {group.share:.0%}")
+            for group in self.groups
+        ]
+        named = {n for group in self.groups for n in group.rows}
+        if nameless := sum(row.made == "here" and row.number not in named for row in differing):
+            parts.append(f"{nameless:,} by arithmetic that is not known")
+        of_gap = " of the gap" if self.groups and not isnan(self.groups[0].share) else ""
+        return f"{told}. Made{of_gap} by {'; '.join(parts)}." if parts else f"{told}."
 
 
 def compare_tapes(
@@ -226,16 +258,21 @@ def compare_tapes(
     ends = [replay.ended_with(name, replay.last(name)) for name in NAMES]
     if ends[0].shape != ends[1].shape:
         raise Incomparable(f"the runs end with {ends[0].size} and {ends[1].size} numbers")
-    with np.errstate(invalid="ignore"):
-        gap = ends[1] - ends[0]
-    gap[(ends[0] == ends[1]) | (np.isnan(ends[0]) & np.isnan(ends[1]))] = 0  # infinite, and NaN
+    gap = gap_of(*ends)
     found = _groups(rows)
     groups: list[Group] = []
     left = interaction = 0.0
     worth: dict[str, Share] = {}
     noise: dict[str, float] = {}
     notes = _notes(a, b)
-    if found and (size := float(gap @ gap)) > 0:
+    if not_finite := int((~np.isfinite(gap)).sum()):
+        what = [int((~np.isfinite(end)).sum()) for end in ends]
+        notes.insert(
+            0,
+            f"infinite or NaN: {what[0]:,} numbers in A and {what[1]:,} in B of {gap.size:,}; the"
+            f" gap of {not_finite:,} is not finite, so there are no shares",
+        )
+    if found and not not_finite and (size := float(gap @ gap)) > 0:
         tell(f"replaying {len(found)} groups of operations")
 
         def value(names: frozenset[str]) -> float:
@@ -274,19 +311,25 @@ def compare_tapes(
         interaction=interaction,
         unknown=sum(_has_unknown(replay.alignment, row.number) for row in rows),
         gap=gap,
-        kl=None if logits is None else _kl(*logits),
+        kl=None if logits is None else kl_of(*logits),
         mean=float(np.abs(gap).mean()) if gap.size else 0.0,
         largest=float(np.abs(gap).max(initial=0.0)),
         is_logprobs=(a.logprobs if a.logits is None else a.logits) is not None,
-        flips=(*([] if logits is None else _flips(*logits)), *_routes(replay)),
+        flips=(*([] if logits is None else flips_of(*logits)), *_routes(replay)),
         notes=tuple(notes),
     )
 
 
+def gap_of(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return b - a, and 0 where both are infinite or NaN alike."""
+    alike = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        found: np.ndarray = np.where(alike, 0.0, b - a)
+    return found
+
+
 def _check(a: Tape, b: Tape) -> None:
     """Refuse runs of other tokens, or of other weights."""
-    if (a.tokens is None) != (b.tokens is None):
-        raise Incomparable("tokens: one run read tokens and the other one did not")
     weights = digested(a), digested(b)
     _check_architectures(*weights)
     other = [
@@ -302,29 +345,7 @@ def _check(a: Tape, b: Tape) -> None:
             f"weights: the runs are of other ones: {len(other)} of {len(weights[0])} parameters"
             f" differ, {which}; give both the same"
         )
-    if a.tokens is not None and b.tokens is not None:
-        n = min(len(a.tokens), len(b.tokens))
-        x, y = (t.tokens[t.row * n : t.row * n + n] for t in (a, b))  # type: ignore[index]
-        where = ""
-        if x.shape != y.shape:
-            where = f"their shapes are {x.shape} and {y.shape}"
-        elif (x != y).any():
-            row, t = map(int, np.argwhere(x != y)[0])
-            where = f"they first differ in row {row} at token {t}, {x[row, t]} and {y[row, t]}"
-        if where:
-            passes = f" ({_passes(a, b)})" if max(a.steps, b.steps) > 1 else ""
-            raise Incomparable(
-                f"tokens: the runs read other ones: {where}{passes}; give both the same"
-            )
-
-
-def _passes(a: Tape, b: Tape) -> str:
-    """Return how many forward passes there are in words."""
-    words = [f"{n} forward pass{'es' * (n > 1)}" for n in (a.steps, b.steps)]
-    return (
-        f"A: {words[0]}, B: {words[1]}; all passes of a capture are read as one sequence, so call"
-        " the model once where they are not parts of one"
-    )
+    common_tokens(a, b)
 
 
 def _apart(a: Tape, b: Tape, name: str) -> float:
@@ -347,6 +368,7 @@ def _check_architectures(a: Digests, b: Digests) -> None:
     """
     names = [{name.removeprefix(PARAMETER) for name in each} for each in (a, b)]
     alone = [sorted(own - other) for own, other in (names, names[::-1])]
+    _check_layers(names)
     if all(alone) and 2 * len(names[0] & names[1]) < min(map(len, names)):
         told = "; ".join(
             f"{side} alone has {len(own)}, such as {own[0]!r}"
@@ -365,6 +387,23 @@ def _check_architectures(a: Digests, b: Digests) -> None:
             f" {other[0].removeprefix(PARAMETER)!r}, {one} and {two}); compare runs of the same"
             " model"
         )
+
+
+def _check_layers(names: Sequence[set[str]]) -> None:
+    """Refuse models of which one has layers, modules in a list, that the other one has not."""
+    layers = [{m.group(1) for name in own if (m := LAYER.match(name)) is not None} for own in names]
+    lists = [{path.rpartition(".")[0] for path in own} for own in layers]
+    told = []
+    for side, n in (("A", 0), ("B", 1)):
+        missing = sorted(
+            (path for path in layers[1 - n] - layers[n] if path.rpartition(".")[0] in lists[n]),
+            key=lambda path: (path.rpartition(".")[0], int(path.rpartition(".")[2])),
+        )
+        if missing:
+            which = ", ".join(missing[:FEW]) + (", ..." if len(missing) > FEW else "")
+            told.append(f"{side} has no {which}")
+    if told:
+        raise Incomparable(f"layers differ: {'; '.join(told)}; compare models of as many layers")
 
 
 def _is_most(alignment: Alignment, number: int) -> bool:
@@ -433,7 +472,7 @@ def _row(replay: Replay, number: int) -> Row:
     if is_last:  # its numbers are in binary64
         ends = [tape.numpy(ending(tape)).dtype for tape in (a, b)]
         types = min(ends, key=lambda dtype: dtype.itemsize)
-    differ, ulps = _differences(own, other, types)
+    differ, ulps = differences(own, other, types)
     if is_last and _has_default(a) != _has_default(b):
         ulps = 0.0  # one of them is not rounded to the type of the other
     is_shown = bool(longer) or made in ("here", "undecided")
@@ -461,7 +500,7 @@ def _summed(words: Sequence[str]) -> str:
     return " + ".join(each)
 
 
-def _differences(
+def differences(
     x: Sequence[np.ndarray], y: Sequence[np.ndarray], dtype: np.dtype | None = None
 ) -> tuple[float, float]:
     """Return the share of numbers that differ, and the largest difference in ulps of a type, by
@@ -474,6 +513,8 @@ def _differences(
         u, v = wide(one), wide(two)
         unequal = (u != v) & ~(np.isnan(u) & np.isnan(v))
         count, total = count + int(unequal.sum()), total + u.size
+        if (unequal & ~(np.isfinite(u) & np.isfinite(v))).any():
+            largest = inf
         finite = unequal & np.isfinite(u) & np.isfinite(v)
         if finite.any():
             top = np.maximum(np.abs(u[finite]), np.abs(v[finite]))
@@ -596,12 +637,14 @@ def _logits(replay: Replay) -> tuple[np.ndarray, np.ndarray] | None:
     return (found[0], found[1]) if found[0].shape == found[1].shape else None
 
 
-def _kl(a: np.ndarray, b: np.ndarray) -> float:
+def kl_of(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the mean over tokens of KL(a || b) of logits, in nats."""
     p, q = log_softmax(a), log_softmax(b)
     return float((np.exp(p) * (p - q)).sum(-1).mean())
 
 
-def _flips(a: np.ndarray, b: np.ndarray) -> list[Flip]:
+def flips_of(a: np.ndarray, b: np.ndarray) -> list[Flip]:
+    """Return the decisions that logits (tokens, vocabulary) make differently."""
     found = []
     for what, k in (("argmax", 1), (f"top-{TOP}", TOP)):
         if k >= a.shape[-1]:
@@ -653,7 +696,7 @@ def _notes(a: Tape, b: Tape) -> list[str]:
         if a.about.get(name) != b.about.get(name)
     ]
     if max(a.steps, b.steps) > 1:
-        notes.append(_passes(a, b))
+        notes.append(passes(a, b))
     if sides := [name for name, tape in (("A", a), ("B", b)) if _has_default(tape)]:
         notes.append(
             f"{' and '.join(sides)}: the log-probabilities are computed from the logits in"

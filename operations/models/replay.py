@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.operations.models.align import Alignment, Name, Port, Slot, ending, title
+from roundscope.operations.models.align import Alignment, ending, title
+from roundscope.operations.models.ports import Name, Port, Slot
 from roundscope.operations.models.tape import Tape
 
 Slots = Mapping[Slot, Any]
@@ -87,22 +88,27 @@ class Replay:
     def _slot(self, name: Name, slot: Slot, arrays: Sequence[Any]) -> Any:
         """Return a result from what a run has of it."""
         tape = self.alignment.tape(name)
-        port = self.alignment.ports[name][self.alignment.results[name][slot][0]]
-        if port.kind == "part":
-            return tape.arrays.joined(arrays, port.axis)
-        if port.kind == "rows":
-            return tape.arrays.part(arrays[0], 0, port.start, port.length)
-        return arrays[0]
+        ports = [self.alignment.ports[name][v] for v in self.alignment.results[name][slot]]
+        parts = []
+        for x, port in zip(arrays, ports, strict=True):
+            x = tape.arrays.shaped(x, port.view) if port.view else x
+            for span in port.inside:
+                x = tape.arrays.part(x, *span)
+            parts.append(x)
+        first = ports[0].part
+        return parts[0] if first is None else tape.arrays.joined(parts, first.axis)
 
     def _value(self, name: Name, value: int, port: Port, slots: Slots) -> Any:
         """Return a value of a run from a result, in the type that it has in that run."""
         tape = self.alignment.tape(name)
-        x = tape.arrays.cast(slots[port.slot], tape.values[value].dtype)
-        if port.kind == "part":
-            return tape.arrays.part(x, port.axis, port.start, port.length)
-        if port.kind == "rows":
-            return tape.arrays.put(tape.values[value].array, port.start, x)
-        return x
+        old = tape.values[value]
+        x = tape.arrays.cast(slots[port.slot], old.dtype)
+        if port.part:
+            x = tape.arrays.part(x, *port.part)
+        if port.inside:
+            whole = tape.arrays.shaped(old.array, port.view or old.shape)
+            x = tape.arrays.put(whole, port.inside, x)
+        return tape.arrays.shaped(x, old.shape) if port.view else x
 
     def _plan(self, name: Name, pair: int, call: int) -> tuple[list[int], set[int]]:
         """Return what runs for a call of a pair, and the values that it begins with."""
@@ -140,7 +146,8 @@ class Replay:
             tape, ports = self.alignment.tape(name), self.alignment.ports[name]
             for call in range(len(getattr(self.pairs[pair], name))):
                 begin = self._plan(name, pair, call)[1]
-                found |= {v for v in begin if v in tape.made_by and v not in ports}
+                loose = self.alignment.loose[name]
+                found |= {v for v in begin - loose if v in tape.made_by and v not in ports}
         return found
 
     def run(self, name: Name, pair: int, slots: Slots) -> dict[Slot, Any]:
@@ -224,22 +231,61 @@ class Replay:
     def ended_with(self, name: Name, array: Any) -> np.ndarray:
         """Return log-probabilities of the tokens, or the output, from the last value of a run."""
         tape = self.alignment.tape(name)
-        x = self.compared(name, wide(tape.arrays.numpy(array)))
-        if tape.logprobs is None and tape.logits is not None:
-            assert tape.tokens is not None
-            tokens = self.compared(name, tape.tokens)
-            x = np.take_along_axis(log_softmax(x[:, :-1]), tokens[:, 1:, None], -1)
+        x = wide(tape.arrays.numpy(array))
+        if tape.logprobs is None and tape.logits is None:
+            return self._rows(name, x).reshape(-1)
+        first, end = self.predicting
+        if tape.logprobs is None:
+            x = self.compared(name, x)[:, : end - first]
+            x = np.take_along_axis(log_softmax(x), self._predicted(first, end), -1)
+        else:
+            start = self.alignment.tokens[name].start
+            x = self._rows(name, x)[:, start + first : start + end]
         return x.reshape(-1)
 
-    def compared(self, name: Name, x: np.ndarray) -> np.ndarray:
-        """Return the entries of a batch that are compared."""
-        sizes = [
-            len(t.tokens) for t in (self.alignment.a, self.alignment.b) if t.tokens is not None
-        ]
-        if len(sizes) < 2 or len(x) == min(sizes):
+    @cached_property
+    def common(self) -> tuple[int, int]:
+        """The tokens, (first, end) among those that are compared, of which both runs have logits.
+
+        Log-probabilities are as if logits of all tokens were there.
+        """
+        first, count = 0, 0
+        for name, own in self.alignment.tokens.items():
+            tape = self.alignment.tape(name)
+            first, count = max(first, tape.first - own.start), own.size
+        return first, count
+
+    @property
+    def predicting(self) -> tuple[int, int]:
+        """The tokens, (first, end), whose logits are of a token that is known."""
+        first, end = self.common
+        return first, min(end, self._known().shape[1] - 1)
+
+    def _known(self) -> np.ndarray:
+        """Return the compared tokens, and the last one of a generation, which that did not read."""
+        found = []
+        for name, own in self.alignment.tokens.items():
+            tape = self.alignment.tape(name)
+            assert tape.tokens is not None
+            tokens = tape.tokens[own.row : own.row + own.rows, own.start :]
+            found.append((tokens.shape[1], tape.steps, tokens))
+        (short, steps, tokens), (long, _, more) = sorted(found, key=lambda x: x[0])
+        return more if long == short + 1 and steps > 1 else tokens[:, :short]
+
+    def _predicted(self, first: int, end: int) -> np.ndarray:
+        return self._known()[:, first + 1 : end + 1, None]
+
+    def _rows(self, name: Name, x: np.ndarray) -> np.ndarray:
+        if not (own := self.alignment.tokens.get(name)) or len(x) != own.batch:
             return x
-        start = self.alignment.tape(name).row * min(sizes)
-        return x[start : start + min(sizes)]
+        return x[own.row : own.row + own.rows]
+
+    def compared(self, name: Name, logits: np.ndarray) -> np.ndarray:
+        """Return the logits of the tokens of which both runs have them."""
+        own, tape = self.alignment.tokens[name], self.alignment.tape(name)
+        first, end = self.common
+        start = own.start - tape.first
+        return self._rows(name, logits)[:, start + first : start + end]
 
     def ended(
         self, swapped: Collection[int], nudged: Mapping[int, int] | None = None

@@ -33,9 +33,9 @@ def revive(
     found = replace(tape, values=values, arrays=arrays)
     runners: dict[int, Runner] = {}
     for entry in found.entries:
+        kept = [values[v].array for v in entry.outputs]
         for runner in runners_of(found, entry):
             again = run_entry(found, entry, runner)
-            kept = [values[v].array for v in entry.outputs]
             if again is None or len(again) != len(kept):
                 continue
             for v, old, new in zip(entry.outputs, kept, again, strict=True):

@@ -15,6 +15,14 @@ EXACT, CAST, UNKNOWN = "exact", "cast", "unknown"
 PASSED = (EXACT, CAST)  # entries that belong to whatever reads their results
 
 
+class Span(NamedTuple):
+    """A part of an array along an axis."""
+
+    axis: int
+    start: int
+    length: int
+
+
 class Ref(NamedTuple):
     """The place of a value of the tape in the arguments of an entry."""
 
@@ -91,8 +99,11 @@ class Arrays(Protocol):
     def part(self, x: Any, axis: int, start: int, length: int) -> Any:
         """Return a part along an axis, contiguous."""
 
-    def put(self, x: Any, start: int, rows: Any) -> Any:
-        """Return a copy whose first axis has other rows from `start` on."""
+    def put(self, x: Any, spans: Sequence[Span], part: Any) -> Any:
+        """Return a copy that has other numbers in a part."""
+
+    def shaped(self, x: Any, shape: tuple[int, ...]) -> Any:
+        """Return the same numbers in another shape."""
 
     def joined(self, parts: Sequence[Any], axis: int) -> Any:
         """Return arrays one behind the other along an axis."""
@@ -128,6 +139,9 @@ class Tape:
             outputs.
         arrays: What is done with the arrays.
         row: Which entry of a larger batch is compared.
+        lengths: How many tokens each forward pass read; () if that is not known.
+        first: The position of the token that the first logits are of; the last ones are of the
+            last token.
         loss: The value of the loss; None if the run has none.
     """
 
@@ -141,6 +155,8 @@ class Tape:
     runners: Mapping[int, Runner] = field(default_factory=dict)
     arrays: Arrays
     row: int = 0
+    lengths: tuple[int, ...] = ()
+    first: int = 0
     loss: int | None = None
 
     @cached_property
@@ -228,3 +244,11 @@ def leaves(tree: Any) -> Iterator[Any]:
 def refs(tree: Any) -> list[int]:
     """Return the values to which a tree refers."""
     return [x.value for x in leaves(tree) if isinstance(x, Ref)]
+
+
+def within(axes: int, spans: Sequence[Span]) -> tuple[slice, ...]:
+    """Return the index of a part of an array with some number of axes."""
+    index = [slice(None)] * axes
+    for axis, start, length in spans:
+        index[axis] = slice(start, start + length)
+    return tuple(index)

@@ -18,7 +18,16 @@ import numpy as np
 from roundscope.attention.models.capture_file import save_tensors
 from roundscope.emu.plain_data import COUNT, misfit, parsed
 from roundscope.operations.models.align import ending
-from roundscope.operations.models.tape import PARAMETER, Entry, Ref, Tape, Value, refs
+from roundscope.operations.models.tape import (
+    PARAMETER,
+    Entry,
+    Ref,
+    Span,
+    Tape,
+    Value,
+    refs,
+    within,
+)
 
 FORMAT = "roundscope-operations-1"
 LIMIT = 2_000_000_000  # bytes
@@ -42,6 +51,8 @@ _SHAPE = {
     "logprobs": (COUNT, None),
     "output": (COUNT, None),
     "row": COUNT,
+    "lengths": [COUNT],
+    "first": COUNT,
     "about": {str: str},
 }
 
@@ -90,6 +101,8 @@ def save_tape(
         "logprobs": tape.logprobs,
         "output": tape.output,
         "row": tape.row,
+        "lengths": list(tape.lengths),
+        "first": tape.first,
         "about": dict(tape.about),
     }
     tensors = {f"v.{i}": np.asarray(x, order="C") for i, x in arrays.items()}
@@ -151,8 +164,22 @@ def load_tape(path: Path) -> Tape:
         tokens=arrays.get("tokens"),
         about=data["about"],
         arrays=NumpyArrays(),
-        **{name: data[name] for name in ("logits", "logprobs", "output", "row")},
+        lengths=tuple(data["lengths"]),
+        **{name: data[name] for name in ("logits", "logprobs", "output", "row", "first")},
     )
+
+
+def is_tape(path: Path) -> bool:
+    """Return whether a path is read as the file of a tape: it is none of results of modules."""
+    from safetensors import SafetensorError, safe_open
+
+    if path.is_dir() or path.suffix in (".pt", ".pth"):
+        return False
+    try:
+        with safe_open(path, "np") as file:
+            return "format" in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return True  # whose error `load_tape` tells
 
 
 def digested(tape: Tape) -> dict[str, tuple[str, tuple[int, ...], str]]:
@@ -269,10 +296,13 @@ class NumpyArrays:
     def part(self, x: Any, axis: int, start: int, length: int) -> Any:
         return self.numpy(x).take(range(start, start + length), axis)
 
-    def put(self, x: Any, start: int, rows: Any) -> Any:
+    def put(self, x: Any, spans: Sequence[Span], part: Any) -> Any:
         x = self.numpy(x).copy()
-        x[start : start + len(rows)] = rows
+        x[within(x.ndim, spans)] = part
         return x
+
+    def shaped(self, x: Any, shape: tuple[int, ...]) -> Any:
+        return self.numpy(x).reshape(shape)
 
     def joined(self, parts: Sequence[Any], axis: int) -> Any:
         return np.concatenate([self.numpy(x) for x in parts], axis)

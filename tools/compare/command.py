@@ -35,25 +35,46 @@ def run(options: CompareOptions) -> int:
     words = {"A": options.a, "B": options.b}
     with telling("compare") as tell:
         asked = {name: _read(word, name, tell) for name, word in words.items()}
+        results = asked.pop("B") if isinstance(asked["B"], Path) else None
         libraries = {name: _library(x, words[name], name) for name, x in asked.items()}
         if len({*libraries.values()}) > 1:
             each = " and ".join(f"{name} {library}" for name, library in libraries.items())
             raise UsageError(f"runs of two libraries, {each}: compare runs of one")
+        if results is not None and libraries["A"] == "JAX":
+            raise bad("B", words["B"], "has results of another program; A must be one of PyTorch")
         comparing = _comparing(libraries["A"])
         try:
-            a, b = (
+            tapes = [
                 comparing.tape_of(x, f"{name} {shown(words[name])}", tell)
                 for name, x in asked.items()
-            )
+            ]
         except (TypeError, ValueError) as error:
             raise UsageError(str(error)) from error
         try:
-            found = comparing.compared(a, b, tell)
+            if results is None:
+                found = comparing.compared(*tapes, tell)
+            else:
+                found = _with_results(tapes[0], results, words["B"], tell)
         except ReplayError as error:
             raise UsageError(str(error)) from None
     told = report(options, found, time.perf_counter() - began)
     deliver(told, options.out, RECORD, as_json=options.json)
     return 0 if found.equal else 1
+
+
+def _with_results(a: Tape, path: Path, word: str, tell: Tell) -> Any:
+    """Compare a run of PyTorch with results of another program.
+
+    Raises:
+        ValueError: They are of other tokens, or of no module of the run.
+    """
+    from roundscope.operations.models.torch.comparing import compare
+
+    tell(f"reading {path}")
+    try:
+        return compare(a, path, tell=tell)
+    except ValueError as error:
+        raise bad("B", word, str(error).removeprefix(f"{path}: ")) from None
 
 
 def _comparing(library: Library) -> Any:
@@ -92,15 +113,15 @@ def _library(given: Any, word: str, argument: str) -> Library:
 
 
 def _read(word: str, argument: str, tell: Tell) -> Any:
-    """Return the tape of a file, or what a function returns.
+    """Return the tape of a file, what a function returns, or as B the path of other results.
 
     Raises:
         ValueError: There is no such file or function, or the file has no operations.
     """
-    from roundscope.operations.models.tape_file import load_tape
+    from roundscope.operations.models.tape_file import is_tape, load_tape
 
     found = _named(word, argument)
-    if not isinstance(found, Path):
+    if not isinstance(found, Path) or (argument == "B" and not is_tape(found)):
         return found
     tell(f"reading {found}")
     try:
@@ -138,7 +159,7 @@ def _named(word: str, argument: str) -> Any:
     from roundscope.emu.testing.foreign import raised
 
     path = Path(word)
-    if path.is_file():
+    if path.is_file() or (path.is_dir() and argument == "B" and any(path.rglob("Pass*.pt"))):
         return path
     if ":" not in word or path.exists():
         what = "" if path.exists() else "no such file; "

@@ -14,6 +14,10 @@ _HELP = (
     " arguments that returns (model, inputs), of JAX (function, parameters, inputs); this folder is"
     " searched first."
 )
+_OTHER = (
+    "The second run, on the same tokens and weights, or what another program kept of it: results by"
+    " the names of modules in a .pt or .safetensors file, or a folder of SGLang's tensor dump."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +26,11 @@ class CompareOptions:
 
     a: Annotated[str, typer.Argument(metavar="A", help="The first" + _HELP)]
     b: Annotated[
-        str, typer.Argument(metavar="B", help="The second run, on the same tokens and weights.")
+        str,
+        typer.Argument(
+            metavar="B",
+            help=_OTHER,
+        ),
     ]
     out: Annotated[
         Path | None,

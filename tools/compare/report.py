@@ -190,7 +190,7 @@ def _picture(found: Comparison) -> Picture:
     above, below = axes[0][0], axes[1][0]
     colours = {"here": pictures.UP, "undecided": pictures.COLOURS[4]}
     numbers = np.array([row.number for row in found.rows], float)
-    heights = np.array([np.log2(1 + row.ulps) for row in found.rows])
+    heights = np.minimum([np.log2(1 + row.ulps) for row in found.rows], 64.0)
     pictures.bars(
         above,
         numbers,
@@ -200,7 +200,7 @@ def _picture(found: Comparison) -> Picture:
     )
     above.set_xlabel("operation, in the order of A")
     above.set_ylabel("log2(1 + ulps)")
-    gap = np.abs(found.gap)
+    gap = np.nan_to_num(np.abs(found.gap), nan=0.0, posinf=0.0)  # told in the sentence
     pictures.bars(below, np.arange(len(gap), dtype=float), gap, 0.9, facecolors=pictures.DOWN)
     below.set_xlabel("token" if found.is_logprobs else "number of the output")
     below.set_ylabel("|gap|")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from roundscope.attention.torch.arrays import numpy_of
+from roundscope.operations.models.tape import Span, within
 
 _BYTES = {
     torch.float8_e4m3fn: ml_dtypes.float8_e4m3fn,
@@ -31,10 +32,13 @@ class TensorArrays:
     def part(self, x: Any, axis: int, start: int, length: int) -> Any:
         return x.narrow(axis, start, length).contiguous()
 
-    def put(self, x: Any, start: int, rows: Any) -> Any:
+    def put(self, x: Any, spans: Sequence[Span], part: Any) -> Any:
         x = x.clone()
-        x[start : start + rows.shape[0]] = rows
+        x[within(x.dim(), spans)] = part
         return x
+
+    def shaped(self, x: Any, shape: tuple[int, ...]) -> Any:
+        return x.reshape(shape)
 
     def joined(self, parts: Sequence[Any], axis: int) -> Any:
         return torch.cat(list(parts), axis)

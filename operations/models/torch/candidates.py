@@ -20,9 +20,15 @@ from roundscope.attention.torch.arrays import numpy_of, tensor_of
 from roundscope.operations.catalogue import OPERATIONS
 from roundscope.operations.models.replay import same
 from roundscope.operations.models.revival import FAILURES, revive
-from roundscope.operations.models.tape import Entry, Ref, Runner, Tape, leaves, mapped
+from roundscope.operations.models.tape import Entry, Ref, Runner, Tape, leaves, mapped, refs
 from roundscope.operations.models.tape_file import Named
 from roundscope.operations.models.torch.arrays import TensorArrays
+from roundscope.operations.models.torch.memory import (
+    SHARED,
+    put_places,
+    run_again,
+    writes,
+)
 from roundscope.operations.models.torch.scopes import FUNCTIONS
 from roundscope.operations.run import plan_of, run
 from roundscope.operations.softmax import torch_cuda as softmax_on_a_gpu
@@ -42,6 +48,11 @@ def _plans(operation: str) -> list[str]:
 
 def _words(operation: str, plan: str) -> str:
     return f"the plan {plan} of {operation}"
+
+
+def is_plan(words: str) -> bool:
+    """Return whether a candidate's words name a plan, which is emulated and takes longer."""
+    return words.startswith("the plan ")
 
 
 def _planned(operation: str, held: Held, settings: Held) -> Iterator[Candidate]:
@@ -138,7 +149,17 @@ def _rope(held: Held, settings: Held) -> Iterator[Candidate]:
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
         return q * cos + halves(q) * sin, k * cos + halves(k) * sin
 
+    def of_halves(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> Any:
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+
+        def turned(x: Tensor) -> Tensor:
+            one, two = x.chunk(2, -1)
+            return torch.cat((one * cos - two * sin, two * cos + one * sin), -1)
+
+        return turned(q), turned(k)
+
     yield "halves, each product and the sum rounded", rotated
+    yield "halves with half a table, each product and the sum rounded", of_halves
 
 
 def _rope_table(held: Held, settings: Held) -> Iterator[Candidate]:
@@ -161,8 +182,6 @@ def _rope_table(held: Held, settings: Held) -> Iterator[Candidate]:
 
 def _attention(held: Held, settings: Held) -> Iterator[Candidate]:
     plain = not any(settings.get(n) for n in ("dropout", "window", "softcap"))
-    if not plain or "sinks" in held:
-        return
     scale, mask, is_causal = settings["scale"], held.get("mask"), settings["is_causal"]
 
     def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -183,6 +202,21 @@ def _attention(held: Held, settings: Held) -> Iterator[Candidate]:
         weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
         return torch.matmul(weights, v)
 
+    def with_sinks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        n = q.shape[1] // k.shape[1]
+        k, v = (x.repeat_interleave(n, 1) for x in (k, v))
+        scores = torch.matmul(q, k.transpose(2, 3)) * scale
+        scores = scores if mask is None else scores + mask
+        sinks = held["sinks"].reshape(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[2], -1)
+        scores = torch.cat((scores, sinks), -1)
+        scores = scores - scores.max(-1, keepdim=True).values
+        weights = torch.softmax(scores, dim=-1, dtype=scores.dtype)[..., :-1]
+        return torch.matmul(weights, v)
+
+    if "sinks" in held:
+        yield "eager with sinks: scores, softmax and their product, each rounded", with_sinks
+    if not plain or "sinks" in held:
+        return
     yield "torch's scaled_dot_product_attention", sdpa
     yield "torch's scaled_dot_product_attention of repeated keys", repeated
     yield "eager: scores, softmax and their product, each rounded", eager
@@ -230,6 +264,15 @@ CANDIDATES: dict[str, Callable[[Held, Held], Iterator[Candidate]]] = {
 }
 
 
+# functions without a name as an operation, which depend on their arguments alone
+_PURE = """sum mean var std cumsum cumprod div __truediv__ __rtruediv__ true_divide __floordiv__
+    __and__ __or__ __xor__ __invert__ histc bincount one_hot nonzero sigmoid tanh exp log log1p
+    expm1 sqrt rsqrt pow __pow__ __rpow__ square reciprocal cos sin erf relu softplus logsumexp
+    index_add scatter_add outer prod greater less logical_and logical_or logical_not floor ceil
+    round sign"""
+PURE = frozenset(_PURE.split())
+
+
 def words_of(tape: Tape, number: int) -> str:
     """Return the arithmetic of an entry that was recorded as a module, in words; "" for unknown."""
     found = _found(tape, tape.entries[number], {})
@@ -250,8 +293,13 @@ def _found(tape: Tape, entry: Entry, known: Mapping[int, Any]) -> tuple[str, Run
     outputs = [tape.values[v].array for v in entry.outputs]
     if make is None or any(x is None for x in (*held.values(), *outputs)):
         return None
-    for words, function in make(held, entry.settings):
-        again_by = partial(_run_named, function)
+    runs = [(words, partial(_run_named, own)) for words, own in make(held, entry.settings)]
+    if cast := _autocast(tape, entry):
+        name = str(cast).removeprefix("torch.")
+        runs += [
+            (f"{words}, in {name} by autocast", partial(own, cast=cast)) for words, own in runs
+        ]
+    for words, again_by in runs:
         try:
             again = again_by(args, kwargs)
         except FAILURES:
@@ -264,11 +312,6 @@ def _found(tape: Tape, entry: Entry, known: Mapping[int, Any]) -> tuple[str, Run
     return None
 
 
-def _run(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    with torch.no_grad():
-        return [x for x in leaves(function(*args, **kwargs)) if isinstance(x, Tensor)]
-
-
 def revived(tape: Tape) -> Tape:
     """Return the tape of a file with tensors, whose operations run again where they can.
 
@@ -279,20 +322,44 @@ def revived(tape: Tape) -> Tape:
 
 
 def _runners(tape: Tape, entry: Entry) -> Iterator[Runner]:
-    """Yield what may run an entry of a file: its function, and another of the same operation, as
-    where the file is of another machine.
+    """Yield what may run an entry of a file: its function, that in another type as `torch.autocast`
+    runs it, and another function of the same operation, as where the file is of another machine.
     """
+    if entry.function == SHARED:
+        yield put_places
+        return
     function = _function(entry.function)
     if function is not None:
         yield partial(_run_named, function)
+        if cast := _autocast(tape, entry):
+            yield partial(_run_named, function, cast=cast)
     if (function is not None or entry.module) and (chosen := _found(tape, entry, {})):
         yield chosen[1]
 
 
+def _autocast(tape: Tape, entry: Entry) -> torch.dtype | None:
+    """Return the type in which autocast may have run an entry; None if none."""
+    types = {tape.values[v].dtype for v in entry.outputs}
+    given = {tape.values[v].dtype for v in refs([entry.arguments, [*entry.held.values()]])}
+    if types <= {"bfloat16", "float16"} and len(types) == 1 and "float32" in given:
+        found: torch.dtype = getattr(torch, types.pop())
+        return found
+    return None
+
+
 def _run_named(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    cast: torch.dtype | None = None,
 ) -> list[Any]:
-    return _run(function, *mapped(_constant, (tuple(args), dict(kwargs))))
+    args, kwargs = mapped(_constant, (tuple(args), dict(kwargs)))
+    given = [x for x in leaves((args, kwargs)) if isinstance(x, Tensor)]
+    out = kwargs.get("out")
+    written = [n for n, x in enumerate(given) if x is out]
+    if writes(getattr(function, "__name__", ""), kwargs):
+        written = [0]
+    return run_again(function, written, {} if cast is None else {"cpu": cast}, args, kwargs)
 
 
 def _constant(x: Any) -> Any:
@@ -309,7 +376,9 @@ def _function(name: str) -> Callable[..., Any] | None:
     """Return a function of PyTorch by its name, if it is one that is known."""
     first, *parts = name.split(".")
     bare = name.removesuffix(".__get__").rpartition(".")[2]
-    known = bare in FUNCTIONS or bare.removesuffix("_") in FUNCTIONS
+    if name == "_grouped_mm":
+        return getattr(torch, name, None)
+    known = bool({bare, bare.removesuffix("_")} & (FUNCTIONS.keys() | PURE))
     if first != "torch" or not known or parts[:-1] not in ([], ["Tensor"], ["nn", "functional"]):
         return None
     return getattr({0: torch, 1: Tensor, 2: F}[len(parts) - 1], parts[-1], None)

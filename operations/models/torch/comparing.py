@@ -1,7 +1,7 @@
 """`compare`: two runs of models of PyTorch, or of two files, one against the other."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -9,17 +9,20 @@ from typing import Any, TypeAlias
 from roundscope.emu.shown import shown
 from roundscope.operations.models.comparison import Comparison, compare_tapes
 from roundscope.operations.models.tape import Tape
-from roundscope.operations.models.tape_file import load_tape
+from roundscope.operations.models.tape_file import is_tape, load_tape
 from roundscope.operations.models.torch.arrays import TensorArrays
 from roundscope.operations.models.torch.candidates import revived, words_of
+from roundscope.operations.models.torch.dumps import read_results
 from roundscope.operations.models.torch.emulated import Emulated, with_plans, words_by_plan
+from roundscope.operations.models.torch.partial import compare_results
 from roundscope.operations.models.torch.recording import Side, record
 
 PLANNED = "the plan "  # begins the words of candidates that are plans
 Given: TypeAlias = "Side | tuple[Any, ...] | str | os.PathLike[str] | Tape"
+Other: TypeAlias = "Given | Mapping[str, Any]"
 
 
-def compare(a: Given, b: Given, *, tell: Callable[[str], None] = lambda text: None) -> Comparison:
+def compare(a: Given, b: Other, *, tell: Callable[[str], None] = lambda text: None) -> Comparison:
     """Say which operation makes two runs of a model differ, and how much of the gap it is worth.
 
     Both runs are recorded and run again. An operation makes a difference itself where the first
@@ -31,7 +34,9 @@ def compare(a: Given, b: Given, *, tell: Callable[[str], None] = lambda text: No
     Args:
         a: A run: (model, inputs), (model, inputs, run, logprobs), a `Side`, the path of a file that
             `capture(model, path, what="operations")` wrote, or a tape.
-        b: The other one, on the same tokens and weights.
+        b: The other one, on the same tokens and weights. Of a program that cannot run here, such
+            as an engine for serving, it is a dictionary of tensors by the names of modules, or a
+            .pt or .safetensors file of one, or a folder of SGLang's tensor dump: see `partial`.
         tell: Told what is done, in words.
 
     Raises:
@@ -50,7 +55,24 @@ def compare(a: Given, b: Given, *, tell: Callable[[str], None] = lambda text: No
         >>> print(compare((model, x), (model, x)).sentence)
         The two runs are equal: 2 operations, 256 numbers of the output, every bit.
     """
-    return compared(tape_of(a, "a", tell), tape_of(b, "b", tell), tell)
+    if _is_of_another_program(a):
+        raise ValueError(
+            f"a: {shown(a)}: results of another program cannot run again; give them as b, and as a"
+            " (model, tokens) or a file of capture(model, path, what='operations')"
+        )
+    own = tape_of(a, "a", tell)
+    if not _is_of_another_program(b):
+        return compared(own, tape_of(b, "b", tell), tell)
+    if own.tokens is None:
+        raise ValueError("a: read no tokens; results of another program are those of tokens")
+    return compare_results(own, read_results(b, own.tokens[0]), tell=tell)
+
+
+def _is_of_another_program(given: Any) -> bool:
+    """Return whether results of modules are given, and no run."""
+    if isinstance(given, str | os.PathLike):
+        return not is_tape(Path(given))
+    return isinstance(given, Mapping)
 
 
 def compared(a: Tape, b: Tape, tell: Callable[[str], None]) -> Comparison:
@@ -83,7 +105,7 @@ def _words(tape: Tape, number: int) -> str:
     return words_by_plan(tape, number) or words  # with the plans that tie
 
 
-def tape_of(given: Given, name: str, tell: Callable[[str], None]) -> Tape:
+def tape_of(given: Other, name: str, tell: Callable[[str], None]) -> Tape:
     """Return the tape of a run; name: what it is called in error messages."""
     if isinstance(given, str | os.PathLike):
         tell(f"reading {os.fspath(given)}")

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -46,13 +46,29 @@ from roundscope.operations.models.tape import (
     Value,
     leaves,
     mapped,
+    refs,
 )
 from roundscope.operations.models.tape_file import LIMIT, save_tape
 from roundscope.operations.models.torch.arrays import TensorArrays, dtype_named
+from roundscope.operations.models.torch.memory import (
+    SHARED,
+    casts,
+    put_places,
+    run_again,
+    shared_places,
+    writes,
+)
+from roundscope.operations.models.torch.refusals import (
+    Refused,
+    active_dropout,
+    check_call,
+    check_rows,
+)
 from roundscope.operations.models.torch.scopes import (
     GLOBALS,
     claims,
     compiled,
+    compiled_function,
     operation_named,
     plain_path,
     wrap,
@@ -90,10 +106,18 @@ class Side:
     loss: Callable[[Any, Any], Tensor] | None = None
 
 
+@dataclass(slots=True)
+class Pass:
+    """A forward pass: the tokens that it read, None if it read none, and what it returned."""
+
+    tokens: Tensor | None
+    out: Any = None
+
+
 class Recorder(TorchFunctionMode):
     """The tape of what runs while it is entered."""
 
-    def __init__(self, names: Mapping[int, str]) -> None:
+    def __init__(self, names: dict[int, str]) -> None:
         super().__init__()
         self.names = names  # the paths of parameters and buffers by their identity
         self.entries: list[Entry] = []
@@ -102,8 +126,17 @@ class Recorder(TorchFunctionMode):
         self.known: dict[tuple[int, int, int], int] = {}
         self.held: list[Tensor] = []  # so that no other tensor gets the identity of one
         self.writes: Counter[int] = Counter()  # into tensors that do not count them themselves
+        self.latest: dict[int, int] = {}  # the last value of a tensor by its identity
+        self.sharing: defaultdict[int, dict[int, Tensor]] = defaultdict(dict)  # by their memory
         self.path: list[str] = [""]
-        self.step, self.inputs, self.is_silent = 0, 0, False
+        self.passes: list[Pass] = []
+        self.outside: set[int] = set()  # entries that no forward pass of the model made
+        self.inputs, self.is_silent, self.is_within = 0, False, False
+
+    @property
+    def step(self) -> int:
+        """The number of the forward pass that runs, or ran last."""
+        return max(len(self.passes) - 1, 0)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -112,6 +145,9 @@ class Recorder(TorchFunctionMode):
         if self.is_silent:
             return func(*args, **kwargs)
         name = resolve_name(func) or getattr(func, "__name__", str(func))
+        if self.is_within:
+            with self.silent():
+                check_call(name.rpartition(".")[2], self.path[-1], args, kwargs)
         return self.kept(operation_named(name), name, func, args, kwargs)
 
     def kept(
@@ -127,14 +163,13 @@ class Recorder(TorchFunctionMode):
         note: str = "",
     ) -> Any:
         """Run a function, and keep it as an entry if it returned a tensor."""
-        self.is_silent, was_silent = True, self.is_silent
-        try:
+        with self.silent():
             given = [x for x in leaves((args, kwargs)) if isinstance(x, Tensor)]
             before = [self._key(x) for x in given]
             arguments = mapped(self._ref, (args, kwargs))
             own = {name: self._ref(x) for name, x in (held or {}).items()}
             out = func(*args, **kwargs)
-            if _writes(function):
+            if writes(function, kwargs):
                 self.writes[id(args[0])] += 1
             now = [self._key(x) for x in given]
             written = [i for i, key in enumerate(before) if now[i] != key]
@@ -157,11 +192,59 @@ class Recorder(TorchFunctionMode):
                 settings=settings or {},
                 note=note,
             )
-            self.entries.append(entry)
-            self.runners[number] = partial(_again, func, tuple(written), _autocast())
+            self._append(entry, partial(run_again, func, tuple(written), casts()))
+            for i in written:
+                self._state(given[i])
+                self._write_through(given[i])
             return out
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Let functions run unseen."""
+        self.is_silent, was_silent = True, self.is_silent
+        try:
+            yield
         finally:
             self.is_silent = was_silent
+
+    def _append(self, entry: Entry, runner: Runner) -> None:
+        self.entries.append(entry)
+        if not self.is_within:
+            self.outside.add(entry.number)
+        self.runners[entry.number] = runner
+
+    def _state(self, x: Tensor) -> None:
+        """Let a buffer that is written be an input, which may differ, and no weight."""
+        if (path := self.names.pop(id(x), None)) is None:
+            return
+        for number, value in enumerate(self.values):
+            if value.name == f"{PARAMETER}{path}":
+                self.values[number] = replace(value, name=f"{INPUT}{path}")
+
+    def _write_through(self, x: Tensor) -> None:
+        """Keep what a write into a tensor changed in others that share its memory: views of it,
+        what it is a view of, and other views of that.
+        """
+        for other in list(self.sharing[_memory(x)].values()):
+            if other is x or (self._key(other) in self.known and not other.is_inference()):
+                continue
+            places = shared_places(other, x)
+            if not len(places[0]):
+                continue
+            before = self.latest[id(other)]
+            self._state(other)
+            self.writes[id(other)] += 1
+            number = len(self.entries)
+            entry = Entry(
+                number=number,
+                operation=EXACT,
+                function=SHARED,
+                module=self.path[-1],
+                step=self.step,
+                arguments=([Ref(before), Ref(self.known[self._key(x)]), *places], {}),
+                outputs=(self._made(other),),
+            )
+            self._append(entry, put_places)
 
     def _key(self, x: Tensor) -> tuple[int, int, int]:
         return id(x), 0 if x.is_inference() else x._version, self.writes[id(x)]
@@ -174,15 +257,28 @@ class Recorder(TorchFunctionMode):
             path = self.names.get(id(x))
             self.inputs += path is None
             name = f"{INPUT}{self.inputs}" if path is None else f"{PARAMETER}{path}"
-            self._add(x, name, x.detach() if path is not None else x.detach().clone())
+            kept = x.detach()  # a parameter is not written by a forward pass, but a buffer may be
+            self._add(x, name, kept if isinstance(x, nn.Parameter) else kept.clone())
         return Ref(self.known[key])
+
+    def begin_with(self, given: Sequence[Any]) -> None:
+        """Let whole numbers that the model is given be inputs, whatever has made them.
+
+        A token that was sampled from logits is one.
+        """
+        with self.silent():
+            for x in given:
+                if isinstance(x, Tensor) and not x.is_floating_point() and id(x) not in self.names:
+                    self.inputs += 1
+                    self._add(x, f"{INPUT}{self.inputs}", x.detach().clone())
 
     def _made(self, x: Tensor) -> int:
         return self._add(x, "", x.detach().clone())
 
     def _add(self, x: Tensor, name: str, array: Tensor) -> int:
         self.held.append(x)
-        number = self.known[self._key(x)] = len(self.values)
+        number = self.known[self._key(x)] = self.latest[id(x)] = len(self.values)
+        self.sharing[_memory(x)][id(x)] = x
         value = Value(name=name, dtype=dtype_named(x), shape=tuple(x.shape), array=array)
         self.values.append(value)
         return number
@@ -193,9 +289,8 @@ class Recorder(TorchFunctionMode):
         Raises:
             ValueError: No entry of the tape has made it.
         """
-        self.is_silent = True
-        key = self._key(x)
-        self.is_silent = False
+        with self.silent():
+            key = self._key(x)
         if key not in self.known:
             raise ValueError(
                 f"{what}: no function of PyTorch that was seen has made it; give {repair}"
@@ -203,54 +298,8 @@ class Recorder(TorchFunctionMode):
         return self.known[key]
 
 
-def _writes(function: str) -> bool:
-    """Return whether a function writes into its first argument, by its name."""
-    last = function.rpartition(".")[2]
-    return last == "__setitem__" or (last.endswith("_") and not last.endswith("__"))
-
-
-def _autocast() -> dict[str, torch.dtype]:
-    """Return the type to which `torch.autocast` casts on each kind of device where it is on."""
-    kinds = (kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind))
-    return {kind: torch.get_autocast_dtype(kind) for kind in kinds}
-
-
-def _again(
-    func: Callable[..., Any],
-    written: tuple[int, ...],
-    autocast: Mapping[str, torch.dtype],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    grad: bool = False,
-    is_plain: bool = False,
-) -> list[Any]:
-    """Run a function again, on copies of the arguments into which it writes.
-
-    Args:
-        func: The function.
-        written: The numbers of these arguments.
-        autocast: The casts of `torch.autocast` where it ran.
-        args: Its arguments.
-        kwargs: Its arguments by name.
-        grad: Whether autograd keeps what it needs for gradients.
-        is_plain: Whether it runs without these casts.
-    """
-    number = -1
-
-    def copied(x: Any) -> Any:
-        nonlocal number
-        number += isinstance(x, Tensor)
-        return x.clone() if isinstance(x, Tensor) and number in written else x
-
-    args, kwargs = mapped(copied, (tuple(args), dict(kwargs))) if written else (args, kwargs)
-    with ExitStack() as stack:
-        stack.enter_context(torch.set_grad_enabled(grad))
-        for kind, dtype in autocast.items() if not is_plain else ():
-            stack.enter_context(torch.autocast(kind, dtype))
-        out = func(*args, **kwargs)
-    outputs = [x for x in leaves(out) if isinstance(x, Tensor)]
-    given = [x for x in leaves((args, kwargs)) if isinstance(x, Tensor)]
-    return outputs + [given[i] for i in written if all(given[i] is not x for x in outputs)]
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
 
 
 @contextmanager
@@ -283,9 +332,12 @@ def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
         raise TypeError(f"{name}: {shown(model)}, must be a torch.nn.Module")
     for path, module in model.named_modules():
         if isinstance(module, _DropoutNd) and module.training and module.p > 0:
-            raise ValueError(
-                f"{name}: its dropout {path or type(module).__name__!r} is active (p = {module.p}),"
-                " so no run of it repeats; call model.eval() first"
+            raise Refused(f"{name}: {active_dropout(path or type(module).__name__, module.p)}")
+        if function := compiled_function(module):
+            raise Refused(
+                f"{name}: the function {f'{path}.{function}'.lstrip('.')!r} is compiled by itself,"
+                " and while it is recorded it would run operation by operation, with other bits;"
+                " compile its module in its place: torch.compile(module)"
             )
     named: list[tuple[str, Tensor]] = [*model.named_parameters(remove_duplicate=False)]
     named += [*model.named_buffers(remove_duplicate=False)]
@@ -304,6 +356,13 @@ def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
     ) -> Any:
         if recorder.is_silent:
             return inner(*args, **kwargs)
+        if (
+            operation == "embedding"
+            and args
+            and (table := getattr(bare, "weight", None)) is not None
+        ):
+            with recorder.silent():
+                check_rows(path, args[0], table)
         note = "" if operation != UNKNOWN else "it is compiled, so its operations are not seen"
         return recorder.kept(
             operation,
@@ -325,6 +384,9 @@ def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
             recorder.path.pop()
 
     def attended(call: Call) -> Tensor:
+        if call.dropout:
+            raise active_dropout(call.layer.name, call.dropout)
+
         def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return call.run(q, k, v)
 
@@ -344,11 +406,19 @@ def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
         )
 
     with ExitStack() as stack:
-        passes = Counter[str]()
+        # a copy of the model has these hooks too
 
-        def begin(*_: Any) -> None:
-            passes["begun"] += 1
-            recorder.step = passes["begun"] - 1
+        def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if module is model:
+                first = args[0] if args and isinstance(args[0], Tensor) else None
+                recorder.passes.append(Pass(_tokens(kwargs if first is None else first)))
+                recorder.is_within = True
+                recorder.begin_with([*leaves((args, kwargs))])
+
+        def end(module: nn.Module, args: Any, out: Any) -> None:
+            if module is model:
+                recorder.passes[-1].out = out
+                recorder.is_within = False
 
         open_paths = {path for path, _, operation in seen if operation is None}
         for path, module, operation in seen:
@@ -359,7 +429,8 @@ def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
                 told = _settings_of(bare)
                 around = partial(claimed, plain_path(path), operation, kind, bare, told)
                 stack.callback(wrap(module, around))
-        stack.callback(model.register_forward_pre_hook(begin).remove)
+        stack.callback(model.register_forward_pre_hook(begin, with_kwargs=True).remove)
+        stack.callback(model.register_forward_hook(end).remove)
         for name, operation in GLOBALS.items():
             for file in {sys.modules[type(module).__module__] for _, module, _ in seen}:
                 if callable(inner := getattr(file, name, None)):
@@ -463,6 +534,8 @@ def _called(name: str, what: str, function: Callable[..., Any], *args: Any, **kw
     """
     try:
         return function(*args, **kwargs)
+    except Refused as error:
+        raise Refused(f"{name}: {error}") from None
     except Exception as error:  # whatever it raises
         raise ValueError(f"{name}: {what} raised {raised(error)}") from error
 
@@ -562,21 +635,56 @@ def _tape(
     if logprobs is not None:
         own = recorder.value_of(logprobs, "the log-probabilities", LOGPROBS)
     lost = None if loss is None else recorder.value_of(loss, "the loss", LOSS)
-    # each token a row of the vocabulary
-    has_logits = tokens is not None and result.dim() == 3 and result.shape[:2] == tokens.shape
+    lengths = _lengths(recorder, tokens)
+    # each token a row of the vocabulary, or each of the last ones
+    has_logits = tokens is not None and result.dim() == 3 and len(result) == len(tokens)
+    first = tokens.shape[1] - result.shape[1] if tokens is not None and has_logits else 0
+    ends = [v for v in (value, own, lost) if v is not None]
+    entries, runners = _without_unused(recorder, ends)
     return Tape(
-        entries=recorder.entries,
+        entries=entries,
         values=recorder.values,
         tokens=None if tokens is None else tokens.detach().cpu().numpy(),
-        logits=value if has_logits else None,
+        logits=value if has_logits and first >= 0 else None,
         logprobs=own,
         output=value,
         about=about(model, result.device),
-        runners=recorder.runners,
+        runners=runners,
         arrays=TensorArrays(),
         row=row,
+        lengths=lengths,
+        first=max(first, 0),
         loss=lost,
     )
+
+
+def _lengths(recorder: Recorder, tokens: Tensor | None) -> tuple[int, ...]:
+    """Return how many tokens each pass read; () if that is not known."""
+    if tokens is None:
+        return ()
+    read = [p.tokens for p in recorder.passes if p.tokens is not None]
+    if len(read) == len(recorder.passes) and sum(x.shape[1] for x in read) == tokens.shape[1]:
+        return tuple(x.shape[1] for x in read)
+    return (tokens.shape[1],) if len(recorder.passes) < 2 else ()
+
+
+def _without_unused(
+    recorder: Recorder, ends: Sequence[int]
+) -> tuple[list[Entry], dict[int, Runner]]:
+    """Return the entries, without those beside the model on which nothing depends.
+
+    Such are the sampling of a token in `generate()`, and another model that runs meanwhile.
+    """
+    needed = {*ends}
+    kept: list[Entry] = []
+    for entry in reversed(recorder.entries):
+        if entry.number in recorder.outside and needed.isdisjoint(entry.outputs):
+            continue
+        needed |= {*refs([entry.arguments, [*entry.held.values()]])}
+        kept.append(entry)
+    kept.reverse()
+    runners = {n: recorder.runners[entry.number] for n, entry in enumerate(kept)}
+    return [replace(entry, number=n) for n, entry in enumerate(kept)], runners
 
 
 @contextmanager
@@ -612,29 +720,48 @@ def capture_operations(
         RuntimeError: The model did not run.
     """
     file = file_given(path)
-    given: list[Tensor | None] = []
-    results: list[Tensor] = []
-
-    def keep(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        first = args[0] if args and isinstance(args[0], Tensor) else None
-        given.append(_tokens(kwargs if first is None else first))
-        results.append(_result(out))
-
-    bare = getattr(model, "_orig_mod", model)
     with recording(model) as recorder:
-        hook = bare.register_forward_hook(keep, with_kwargs=True)
-        try:
-            yield recorder
-        finally:
-            hook.remove()
-        if not results:
+        yield recorder
+        if not recorder.passes:
             raise RuntimeError(
                 "nothing was captured, and no file was written: the model did not run"
             )
-        tokens = [x for x in given if x is not None]
-        read = torch.cat(tokens, 1) if len(tokens) == len(given) else None
-        result = results[0] if len(results) == 1 else torch.cat(results, 1)
+        result = _whole(recorder.passes)
+        with recorder.silent():
+            read = _read(recorder.passes)
     save_tape(_tape(recorder, model, result, read), file, weights=weights, limit=limit, tell=tell)
+
+
+def _whole(passes: Sequence[Pass]) -> Tensor:
+    """Return what forward passes returned as one result.
+
+    Where passes have logits of their last tokens only, as those of `generate()` have, the result is
+    of all tokens from which on none is missing.
+
+    Raises:
+        ValueError: They are no parts of one run.
+    """
+    results = [_result(p.out) for p in passes]
+    tokens = [p.tokens for p in passes if p.tokens is not None]
+    if len(passes) > 1 and len({len(x) for x in tokens}) > 1:
+        sizes = " and ".join(map(str, dict.fromkeys(len(x) for x in tokens)))
+        raise ValueError(
+            f"no file was written: the forward passes have batches of {sizes} rows, so they are not"
+            " parts of one run; capture one of them, and generate with num_beams=1"
+        )
+    first = 0
+    if len(tokens) == len(passes) and all(x.dim() == 3 for x in results):
+        first = len(passes) - 1
+        while first and results[first].shape[1] == tokens[first].shape[1]:
+            first -= 1
+    kept = results[first:]
+    return kept[0] if len(kept) == 1 else torch.cat(kept, 1)
+
+
+def _read(passes: Sequence[Pass]) -> Tensor | None:
+    """Return the tokens that forward passes read, one behind the other; None if one read none."""
+    tokens = [p.tokens for p in passes if p.tokens is not None]
+    return torch.cat(tokens, 1) if len(tokens) == len(passes) else None
 
 
 def _result(out: Any) -> Tensor:

@@ -5,11 +5,11 @@ claimed by its name. What is claimed by nobody and has a floating-point result i
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial, update_wrapper
 from typing import Any
 
 from torch import nn
 
+from roundscope.attention.torch.calls import Wrapped
 from roundscope.operations.models.tape import CAST, EXACT, UNKNOWN
 
 GLOBALS = {"apply_rotary_pos_emb": "rope"}  # functions of a model's own file
@@ -87,6 +87,14 @@ def compiled(module: nn.Module) -> nn.Module | None:
     return module if module.__dict__.get("_compiled_call_impl") is not None else None
 
 
+def compiled_function(module: nn.Module) -> str | None:
+    """Return the name of a function of a module, or of its class, that was compiled by itself."""
+    if compiled(module) is not None:
+        return None
+    own = {**vars(type(module)), **vars(module)}
+    return next((name for name, f in own.items() if hasattr(f, "_torchdynamo_orig_callable")), None)
+
+
 def claims(model: nn.Module) -> Iterator[tuple[str, nn.Module, str | None]]:
     """Yield (path, module, operation) of the modules of a model that are looked at.
 
@@ -110,12 +118,23 @@ def plain_path(path: str) -> str:
     return ".".join(name for name in path.split(".") if name != "_orig_mod")
 
 
+class _Answered(Wrapped):
+    """A function of a module whose calls `around(function, *args, **kwargs)` answers."""
+
+    def __init__(self, forward: Callable[..., Any], around: Callable[..., Any]) -> None:
+        super().__init__(forward)
+        self.around = around
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.around(self.forward, *args, **kwargs)
+
+
 def wrap(module: nn.Module, around: Callable[..., Any]) -> Callable[[], None]:
     """Let `around(inner, *args, **kwargs)` answer the calls of a module; return what ends that."""
     own = module.__dict__
     place = "forward" if own.get("_compiled_call_impl") is None else "_compiled_call_impl"
     before, inner = own.get(place), getattr(module, place)
-    own[place] = wrapped = update_wrapper(partial(around, inner), inner)
+    own[place] = wrapped = _Answered(inner, around)
 
     def undo() -> None:
         if own.get(place) is not wrapped:

@@ -14,7 +14,7 @@ TOKENS = 64
 def llama(
     implementation: str = "sdpa", layers: int = 2, width: int = 64, dtype: torch.dtype = BF16
 ) -> nn.Module:
-    """Return a Llama of the transformers library with random weights, always the same."""
+    """Return a Llama of the transformers library with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -32,6 +32,45 @@ def llama(
     for norm in norms(model):  # a weight of ones would hide where it is cast
         norm.weight.data = (1 + 0.3 * torch.randn_like(norm.weight.float())).to(dtype)
     return model
+
+
+FEW_TOKENS = 128
+KINDS: dict[str, dict[str, object]] = {  # what a family's config has beside the sizes
+    "llama": {"head_dim": 16},
+    "qwen3": {"head_dim": 16},
+    "qwen3_moe": {
+        "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+    },
+    "gemma3_text": {
+        "head_dim": 16, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "gpt_oss": {
+        "head_dim": 16, "sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2,
+    },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt2": {
+        "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0,
+    },
+}  # fmt: skip
+
+
+def tiny(kind: str, implementation: str = "sdpa", dtype: torch.dtype = BF16) -> nn.Module:
+    """Return a model of a family of the transformers library with random weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes: dict[str, object] = {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 96, "max_position_embeddings": 64,
+    }  # fmt: skip
+    own = KINDS[kind] if kind == "gpt2" else sizes | KINDS[kind]
+    config = AutoConfig.for_model(
+        kind, vocab_size=FEW_TOKENS, initializer_range=0.1, pad_token_id=0, **own
+    )
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(
+        config, attn_implementation=implementation, dtype=dtype
+    ).eval()
 
 
 def tokens(batch: int = 1, count: int = TOKENS) -> Tensor:

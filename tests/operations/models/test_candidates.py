@@ -52,8 +52,8 @@ def test_compare_names_the_plan_of_another_machine(tmp_path):
     found = compare(path, (own, {"input": X}))
     words = {group.name: (group.a, group.b) for group in found.groups}
     assert words == {
-        "layer_norm": ("the plan torch-cuda of layer_norm", "torch's layer_norm"),
-        "gelu": ("the plan torch-cuda of gelu", "torch's gelu"),
+        "layer_norm": (OtherLayerNorm.plan, "torch's layer_norm"),
+        "gelu": ("torch-cuda-fp32", "torch's gelu"),
     }
     assert not any("put in" in note for note in found.notes)
 

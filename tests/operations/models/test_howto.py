@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import warnings
 from pathlib import Path
 
 import jax
@@ -28,22 +27,27 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
         "tokens": tokens,
     }
     blocks = BLOCK.findall(PAGE)
-    one_process, by_token, capturing, *_ = (code for kind, code in blocks if kind == "python")
+    kinds = [kind for kind, _ in blocks]
+    assert kinds == [*["python"] * 3, "sh", "python", "python", "sh", *["python"] * 3]
+    codes = [code for kind, code in blocks if kind == "python"]
+    one_process, by_token, capturing, generating, kept, *_ = codes
     exec(one_process, names)
     shown, _ = re.findall(r"^    (The gap .*)$", PAGE, re.M)
     assert shown in capsys.readouterr().out
-    with warnings.catch_warnings():  # newer versions have another name for an argument
-        warnings.simplefilter("ignore", FutureWarning)
-        exec(by_token, names := names | {"tokens": tokens[:, :8]})
+    exec(by_token, names := names | {"tokens": tokens[:, :8]})
     assert str(names["found"]).startswith("The ")
-    names["tokens"] = tokens
     with torch.no_grad():
+        exec(capturing.replace("trainer", "short"), names)
+        exec(generating, names)
+        assert names["found"].gap.size == 4 and not names["found"].equal
+        capsys.readouterr()
+        exec(kept, names)
+        assert "results that B kept" in capsys.readouterr().out
+        names["tokens"] = tokens
         exec(capturing, names)
-        other = {"model": names["other"], "tokens": tokens}
-        exec(capturing.replace("trainer", "server"), other)
+        exec(capturing.replace("trainer", "server"), {"model": names["other"], "tokens": tokens})
     assert "34 operations" in capsys.readouterr().out
-    [command] = (code for kind, code in blocks if kind == "sh")
-    _, *words = shlex.split(command)
+    _, *words = shlex.split(blocks[3][1])
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 1 and (tmp_path / "compare" / "report.html").exists()

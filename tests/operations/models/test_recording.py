@@ -76,7 +76,12 @@ def test_writes_in_place_are_values_of_their_own():
         (tokens(1, 8).float(), {}, r"A: inputs float32 \(1, 8\): tokens must be whole .* x.long"),
         (tokens(1, 8)[0], {}, r"A: inputs int64 \(8,\): .* \(B, T\); give x\[None\]"),
         ({"input_ids": tokens(1, 8).float()}, {}, r"A: inputs\['input_ids'\] float32"),
-        (tokens(1, 8) + 256, {}, "A: the model raised IndexError"),
+        (
+            tokens(1, 8) + 256,
+            {},
+            r"A: token 51\d has no row in model\.embed_tokens, .* \(0 to 255\)",
+        ),
+        (tokens(1, 8) - 256, {}, r"A: token -\d+ has no row .* attention_mask="),
         (tokens(1, 8), {"run": lambda m, x: 1 / 0}, "A: run= raised ZeroDivisionError"),
         (
             tokens(1, 8),
@@ -114,10 +119,10 @@ def test_what_a_user_gives_is_refused_by_its_argument(inputs, given, text):
 def test_a_run_that_is_not_deterministic_is_named():
     class Noisy(torch.nn.Module):
         def forward(self, x):
-            return torch.nn.functional.dropout(x * 2, 0.5)
+            return x * 2 + torch.rand_like(x)
 
     tape = record(Side(Noisy(), {"x": torch.ones(64)}))
-    with pytest.raises(ReplayError, match=r"^B: .*dropout.*model\.eval\(\)"):
+    with pytest.raises(ReplayError, match=r"^B: .*rand_like.*model\.eval\(\)"):
         check_replays(tape, "B")
 
 

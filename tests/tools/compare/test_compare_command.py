@@ -129,7 +129,7 @@ def test_equal_runs(capsys, tmp_path):
         ((f"{HERE}:nothing", f"{HERE}:plain"), "returned no"),
         ((f"{HERE}:no_model", f"{HERE}:plain"), "returned no"),
         ((f"{HERE}:wrong", f"{HERE}:plain"), "no weights"),
-        ((f"{HERE}:plain", f"{HERE}:no_such_tokens"), "no_such_tokens': the model raised IndexErr"),
+        ((f"{HERE}:plain", f"{HERE}:no_such_tokens"), "no_such_tokens': token 511 has no row"),
         ((f"{HERE}:no_logits", f"{HERE}:plain"), "no_logits': run= returned 7.5, must return"),
         ((f"{HERE}:plain", f"{HERE}:no_logprobs"), "logprobs= returned 'none', must return a"),
         ((".", f"{HERE}:plain"), "must be a safetensors file"),
@@ -148,3 +148,6 @@ def test_a_file_of_something_else_is_refused(capsys, tmp_path):
         code, out, err = told(capsys, f"{HERE}:plain", str(path))
         assert code == 2 and not out and f"B {str(path)!r}: " in err and text in err
         assert err.count(str(path)) == 1
+    with jax.numpy_dtype_promotion("standard"):
+        code, _, err = told(capsys, f"{HERE}:of_jax", str(other))
+    assert code == 2 and "has results of another program; A must be one of PyTorch" in err
