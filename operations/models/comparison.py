@@ -582,10 +582,7 @@ def _words(replay: Replay, number: int, identify: Callable[[Tape, int], str]) ->
         same_name = words[0] == words[1]
         words = [x if same_name else f"{w} [{x}]" for w, x in zip(words, told, strict=True)]
     if types[0] != types[1]:
-        words = [
-            f"{text} in {dtype}" if dtype else text
-            for text, dtype in zip(words, types, strict=True)
-        ]
+        words = [_typed(text, dtype) for text, dtype in zip(words, types, strict=True)]
     elif words[0] == words[1]:
         words = [
             f"{text}{how}" for text, how in zip(words, _ways(replay.alignment, number), strict=True)
@@ -608,6 +605,13 @@ def _apart_words(a: Sequence[str], b: Sequence[str]) -> list[str]:
             own = [*own[: MOST_STEPS - 1], f"... ({len(own)} steps)"]
         told.append(", ".join([*["..."] * (head > 0), *own, *["..."] * (tail > 0)]))
     return told
+
+
+def _typed(text: str, dtype: str) -> str:
+    """Return what computes an operation and the type of its results in words."""
+    if not dtype:
+        return text
+    return f"in {dtype}: {text}" if text.endswith("tied") else f"{text} in {dtype}"
 
 
 def _ways(alignment: Alignment, number: int) -> list[str]:

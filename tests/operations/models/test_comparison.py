@@ -275,9 +275,9 @@ def test_log_probabilities_after_many_passes():
         own, its = wide(model(ids).logits, ids), narrow(small.by_token(other, ids), ids)
     np.testing.assert_array_equal(found.gap, (its.double() - own.double()).numpy().reshape(-1))
     first = found.groups[0]
-    told = "log_softmax in float32", "log_softmax in bfloat16"
-    assert (first.name, first.a, first.b) == ("log_softmax", *told)
+    assert first.name == "log_softmax"
+    assert "in float32" in first.a and "in bfloat16" in first.b
     assert abs(found.left) < 1e-12 and {g.name for g in found.groups[1:]} <= {"attention", "linear"}
     again = compare(Side(model, ids, None, narrow), Side(other, ids, small.by_token))
-    assert again.groups[0].a == "log_softmax in bfloat16"
+    assert "in bfloat16" in again.groups[0].a
     assert again.groups[0].b == "in binary64 (the default)"
