@@ -12,7 +12,7 @@ PYTHON_NEWEST ?= python3.13
 VENV_NEWEST := .venv-$(notdir $(PYTHON_NEWEST))
 UNCONSTRAINED := --upgrade --upgrade-strategy eager
 
-.PHONY: demo test quick test-matrix parts thorough coverage lint containers exhaustive engines fuzz hostile killed every-plan pairs mutants gpu-check gpu-kernels gpu-watch gpu-scaling gpu-tensor-core docs linkcheck pages bench bench-check clean
+.PHONY: demo test quick test-matrix parts thorough coverage lint containers exhaustive engines fuzz hostile killed every-plan pairs mutants gpu-check gpu-kernels gpu-watch gpu-scaling gpu-tensor-core docs reference printed linkcheck pages bench bench-check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/roundscope trace --sample --layer layer4 --out demo
@@ -150,6 +150,13 @@ docs: $(READY)  ## the documentation, its pages executed, in build/docs; a warni
 	$(BIN)/pip install -qq $(VERSIONS) --editable '.[$(EXTRAS),docs]'
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 	@echo "Open $(CURDIR)/build/docs/index.html"
+
+reference: $(READY)  ## writes the tables that are made from the code into the pages of the reference
+	cd docs/_ext && $(CURDIR)/$(BIN)/python -m generated
+
+printed: $(if $(PAGES),$(READY),docs)  ## writes what the cells of the documentation printed under them; at a release, or PAGES=howto/sweep after a change of its cells
+	$(if $(PAGES),$(BIN)/pip install -qq $(VERSIONS) --editable '.[$(EXTRAS),docs]')
+	cd docs/_ext && $(CURDIR)/$(BIN)/python -m printed $(PAGES)
 
 linkcheck: docs  ## the same pages' links to other sites, which needs a network
 	$(BIN)/sphinx-build -q -b linkcheck -d build/docs/.doctrees docs build/linkcheck

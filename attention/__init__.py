@@ -9,6 +9,7 @@ from roundscope.attention.budget.measure import error_budget
 from roundscope.attention.budget.table import ErrorBudget
 from roundscope.attention.grammar.changes import changed
 from roundscope.attention.grammar.injections import injection_of
+from roundscope.attention.grammar.roundings import accumulator_words
 from roundscope.attention.grammar.text import expression_of
 from roundscope.attention.injection import Injection
 from roundscope.attention.inputs.packed import Packed, attend_packed, packed_sequences
@@ -62,6 +63,7 @@ __all__ = [
 ]
 
 READERS.update(preset=preset, changes=changed, expression=expression_of, injection=injection_of)
+READERS["accumulator words"] = accumulator_words
 
 
 def __getattr__(name: str) -> Any:

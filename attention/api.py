@@ -46,7 +46,7 @@ from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.tiles.records import Gradients, Inputs, Residuals
 from roundscope.attention.trace.parts import Part
-from roundscope.attention.trace.summary import Trace, trace_of
+from roundscope.attention.trace.summary import Trace, trace_of, with_existing
 from roundscope.emu.arrays import Array, Result, is_traced
 from roundscope.emu.backends.ops import Array as CarrierArray
 from roundscope.events.plan import check_factors
@@ -428,5 +428,6 @@ def _examine(
         left = (run.leave(x, b, size, dtype) for x, size in zip(found, sizes, strict=True))
         gradients = Gradients(*left)._asdict()
     trace = trace_of(setup, parts, (k.shape[3], v.shape[3]))
+    trace = with_existing(trace, setup, mask)
     out, lse = (run.leave(x, b, setup.queries, dtype) for x in (results.out, results.lse))
     return Examined(out=out, lse=lse, trace=trace, dsinks=dsinks, **gradients)

@@ -84,7 +84,12 @@ def attend_jax(
     types = tuple(None if x is None else x.dtype for x in (q, k, v, sinks))
     call = _Call(engine=engine, setup=setup, types=types, output=output)
     masked = mask_to_heads(setup, mask, q.shape[0], q.shape[2])
-    return _attend(call, each, Inputs(q, k, v, masked, sinks, *factors), error)
+    try:
+        return _attend(call, each, Inputs(q, k, v, masked, sinks, *factors), error)
+    except TypeError as told:
+        if "forward-mode" in str(told):  # JAX's own words name neither attend nor what to use
+            raise TypeError(REFUSED) from None
+        raise
 
 
 def _entering(x: Array, dtype: Any) -> Array:
@@ -184,6 +189,12 @@ def _held_by(setup: Setup, site: Site, dtype: Any, wide: Any) -> Any:
     return dtype if own.holds(setup.plan[site].format) else wide
 
 
+REFUSED = (
+    "attend: its derivative is the emulated backward, of which there is no derivative; use"
+    " jax.grad, jax.vjp or jax.jacrev once, without jax.hessian, jax.jvp or a second jax.grad"
+)
+
+
 @jax.custom_jvp
 def _once(*x: Array) -> tuple[Array, ...]:
     """Return the arrays, which nothing that is differentiated may depend on."""
@@ -193,10 +204,7 @@ def _once(*x: Array) -> tuple[Array, ...]:
 @_once.defjvp
 def _refused(primals: Any, tangents: Any) -> Any:
     """Raise TypeError: a derivative of the emulated backward, or one in forward mode, is asked."""
-    raise TypeError(
-        "attend: its derivative is the emulated backward, of which there is no derivative; use"
-        " jax.grad, jax.vjp or jax.jacrev once, without jax.hessian, jax.jvp or a second jax.grad"
-    )
+    raise TypeError(REFUSED)
 
 
 def _saved(call: _Call, plans: Plans, inputs: Inputs, error: Array | None) -> tuple[Array, _Kept]:

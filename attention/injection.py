@@ -27,12 +27,24 @@ class Injection(InjectionBase):
         features: Features, for events that have one entry per feature.
         tiles: Tiles, for events that are computed anew at each tile. These are key tiles, or query
             tiles for DV and DK. The error happens only at the selected tiles.
+        share: The part of the entries that is hit, above 0 and at most 1; None hits all. Each entry
+            is chosen or not by a random number of its own, from `seed` and the place of the entry
+            in the call. So the choice is the same on every engine and for all sizes of tiles, and
+            however the other selections are divided among injections. (An event that is computed
+            anew at each tile has other entries for tiles of another size.) A smaller share with
+            the same seed is a part of a larger one. It is the expected part: of n entries about
+            share * n are hit, with a standard deviation of sqrt(share (1 - share) n).
+        seed: Seed of `share`, a whole number from 0 to 2^32 - 1. `Noise` has a seed of its own.
+        mask: A boolean array; entries are hit where it is True. It is (queries, keys) for events of
+            scores, (queries, features) or (keys, features) for events with features, and (queries,)
+            for others, or that with axes of heads, (N, ...), or of batch entries and heads,
+            (B, N, ...), before it. An axis of one entry stands for all. Engine "pallas" refuses it.
 
     Raises:
-        TypeError: `what` is not one of these errors.
+        TypeError: `what` is not one of these errors, or `mask` is no array of booleans.
         ValueError: The site is unknown. Or a selection is empty, has a negative index, or is not of
             a type listed above. Or `columns` or `features` is given for a site whose events do not
-            have this axis.
+            have this axis. Or `share` is not above 0 and at most 1, or `mask` names nothing.
 
     Example:
         >>> from roundscope.attention import AddUlps, Injection
@@ -40,6 +52,8 @@ class Injection(InjectionBase):
         (3,)
         >>> Injection.parse("O:ulps=0.5:rows=0:64:heads=3").rows
         range(0, 64)
+        >>> Injection(site="P", what=AddUlps(ulps=0.5), share=0.01).share  # 1 % of the entries
+        0.01
     """
 
     site: Site
@@ -50,7 +64,7 @@ class Injection(InjectionBase):
 
         Args:
             text: SITE:WHAT[:WHERE]..., such as "O:ulps=0.5:rows=0:64:heads=1,3".
-            seed: Seed of the error `Noise`, from 0 to 2^32 - 1.
+            seed: Seed of the error `Noise` and of `share`, from 0 to 2^32 - 1.
 
         Returns:
             The injection.

@@ -241,6 +241,23 @@ def check_place(injection: Injection, sizes: Sizes, owner: str = "the call") -> 
                 f"{injection.site}:{name}={max(where)}: {owner} has {limit}, numbered from 0 to"
                 f" {limit - 1}"
             )
+    _check_mask(injection, sizes, owner)
+
+
+def _check_mask(injection: Injection, sizes: Sizes, owner: str) -> None:
+    """Raise ValueError for a mask that does not fit an event of the call."""
+    if injection.mask is None:
+        return
+    most = limits(injection.site, sizes)
+    second = "columns" if injection.site.axes is Axes.TS else "features"
+    last = most[second] if injection.site.has_second else 1
+    whole = (most["batch"], most["heads"], most["rows"], last)
+    if any(own not in (1, size) for own, size in zip(injection.mask.shape, whole, strict=True)):
+        event = whole if injection.site.has_second else whole[:3]
+        raise ValueError(
+            f"{injection.site}:mask of shape {injection.mask.shape[: len(event)]}: the event of"
+            f" {owner} has shape {event}; leading axes may be left out"
+        )
 
 
 def limits(site: Site, sizes: Sizes) -> dict[str, int]:

@@ -38,7 +38,8 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_design",
-    "generated",
+    "markup",
+    "printed",
     "mathml",
 ]
 exclude_patterns = ["_ext"]

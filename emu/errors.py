@@ -2,12 +2,13 @@
 
 import difflib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 from roundscope.emu.shown import cut, shown, tidy
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+MANY = 8  # names that a message suggests at most
 
 
 class Problem(ValueError):
@@ -34,20 +35,65 @@ class Problem(ValueError):
         return f"{named}{self.value}: {self.repair}"
 
 
-def unknown(what: str, name: str, known: Iterable[object], repair: str = "") -> str:
-    """Return one line for an unknown name, with the known names and the nearest of them.
+MEANT = {
+    "fp4": ("e2m1fn",),
+    "fp6": ("e3m2fn", "e2m3fn"),
+    "fp8": ("e4m3fn", "e5m2"),
+    "float8": ("e4m3fn", "e5m2"),
+    "float16": ("fp16",),
+    "half": ("fp16",),
+    "float": ("fp32",),
+    "single": ("fp32",),
+    "double": ("fp64",),
+    "trunc": ("toward-zero",),
+    "truncate": ("toward-zero",),
+    "rz": ("toward-zero",),
+    "rtz": ("toward-zero",),
+    "down": ("toward-negative",),
+    "rd": ("toward-negative",),
+    "up": ("toward-positive",),
+    "ru": ("toward-positive",),
+    "rn": ("ties-to-even",),
+    "rne": ("ties-to-even",),
+    "rna": ("ties-to-away",),
+    "sr": ("stochastic",),
+    "clip": ("saturate",),
+    "clamp": ("saturate",),
+}
+"""Words of other libraries and of papers, and the names that they may stand for here."""
+
+
+def unknown(
+    what: str, name: str, known: Iterable[object], repair: str = "", also: Iterable[object] = ()
+) -> str:
+    """Return one line for an unknown name, with the known names and those that may be meant.
+
+    These are the names that a word of another library stands for (`MEANT`), or those that the word
+    is a part of, or the nearest one. also: names that may be meant but are not listed.
 
     Example:
         >>> unknown("engine", "xxl", ("numpy", "xla"))
         "unknown engine 'xxl'; did you mean 'xla'? Known: numpy xla"
+        >>> unknown("format", "fp8", ("fp64", "e5m2", "e4m3fn"))
+        "unknown format 'fp8'; did you mean 'e4m3fn' or 'e5m2'? Known: fp64 e5m2 e4m3fn"
     """
     names, like = [str(k) for k in known], cut(name) if isinstance(name, str) else ""
-    near = difflib.get_close_matches(like.lower(), [n.lower() for n in names], n=1, cutoff=0.5)
-    hint = next((f"; did you mean '{n}'?" for n in names if near and n.lower() == near[0]), "")
+    meant = [f"'{n}'" for n in _meant(like.lower(), [*names, *map(str, also)])]
+    last = " or ".join(filter(None, (", ".join(meant[:-1]), *meant[-1:])))
+    hint = f"; did you mean {last}?" if meant else "."
     return (
-        f"unknown {what} {shown(name)}{hint or '.'} Known:"
-        f" {' '.join(names)}{' ' + repair if repair else ''}"
+        f"unknown {what} {shown(name)}{hint} Known: {' '.join(names)}{' ' * bool(repair)}{repair}"
     )
+
+
+def _meant(like: str, names: Sequence[str]) -> list[str]:
+    """Return the names that a text in lower case may stand for, those that begin with it first."""
+    if found := [n for n in MEANT.get(like, ()) if n in names]:
+        return found
+    if len(like) > 2 and (parts := [n for n in names if like in n.lower()]):
+        return sorted(parts, key=lambda n: not n.lower().startswith(like))[:MANY]
+    near = difflib.get_close_matches(like, [n.lower() for n in names], n=1, cutoff=0.5)
+    return [n for n in names if near and n.lower() == near[0]][:1]
 
 
 def tidy_errors(function: Function) -> Function:

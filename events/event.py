@@ -2,7 +2,6 @@
 
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, block_format
 from roundscope.emu.blocks.names import is_of_blocks
-from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.roundings.modes import Rounding, RoundingMode, rounding
 
 Event = Rounding | BlockFormat
@@ -21,7 +20,7 @@ def event_to(
     The result is a `BlockFormat` if `format` is one or the name of one.
 
     Args:
-        format: A format by name, a `Rounding`, or a `BlockFormat`.
+        format: A format by name, a rounding in words, a `Rounding`, or a `BlockFormat`.
         mode: The rounding mode; None keeps the mode of the format, by default ties-to-even.
         overflow: "inf", "nan" or "saturate"; None keeps the overflow of the format.
         seed: Seed of stochastic rounding; None keeps the seed of the format, by default 0.
@@ -29,18 +28,22 @@ def event_to(
     Raises:
         ValueError: A name is unknown, or the words contradict each other.
     """
-    if isinstance(format, BlockFormat) or (isinstance(format, str) and is_of_blocks(format)):
+    if isinstance(format, BlockFormat) or (
+        isinstance(format, str) and is_of_blocks(format.partition(":")[0])
+    ):
         return block_format(format, mode, overflow=overflow, seed=seed)
     return rounding(
-        _format(format) if isinstance(format, str) else format, mode, overflow=overflow, seed=seed
+        _named(format) if isinstance(format, str) else format, mode, overflow=overflow, seed=seed
     )
 
 
-def _format(name: str) -> Format:
-    """Return a format by its name; the error for an unknown name lists the block formats too."""
+def _named(text: str) -> Rounding:
+    """Return a rounding in words; the error for an unknown format lists the block formats too."""
     try:
-        return format_named(name)
+        return rounding(text)
     except ValueError as error:
+        if not str(error).startswith("unknown format"):
+            raise
         raise ValueError(f"{error}; in blocks: {' '.join(BLOCK_NAMED)}") from None
 
 

@@ -25,11 +25,13 @@ from roundscope.emu.roundings.modes import BINARY64, Rounding, RoundingMode
 from roundscope.emu.roundings.random import event_bits
 from roundscope.emu.sums.accumulator import Accumulator, accumulate, add_aligned
 from roundscope.events.injection import (
+    SHARES,
     AddUlps,
     Bias,
     Exact,
     FlipBit,
     InjectionBase,
+    Mask,
     Noise,
     SetTo,
     Where,
@@ -126,16 +128,22 @@ class Events(Generic[P, T]):
             after = self.ops.round(value, r, random)
         else:
             after, unit = self._rounded_in_blocks(site, value, block, random)
+        hit = None
         for injection in self.inject:
             if injection.site is site:
                 before = value if exact is None else exact
-                after = perturbed(self.ops, self.tile, injection, before, after, r.format, unit)
+                own = _hit(self.ops, self.tile, injection, before, after, r.format, unit)
+                there = selected(self.ops.xp, self.tile, injection, after.shape)
+                after = self.ops.xp.where(there, own, after)
+                hit = there if hit is None else hit | there
         if not self._may_happen_everywhere(site, r, kept):
             valid = self.tile.valid(site) if value.ndim == 2 else self.tile.valid(site).squeeze(1)
             as_it_was = (self.ops.absent or _same)(value) if kept is None else kept
             after = self.ops.xp.where(valid, after, as_it_was)
         if self.recorder is not None:
             self.recorder.keep(str(site), site, value, after, r.format, unit)
+            if hit is not None:
+                self.recorder.keep_hits(site, hit)
         return after, unit
 
     def _may_happen_everywhere(self, site: SiteBase, r: Rounding, kept: Array | None) -> bool:
@@ -272,7 +280,9 @@ def _same(x: Array) -> Array:
 
 STREAMS = 64  # of a head, before the later ones
 LATER = 2**30  # first step of streams 64 and above; no sum has that many additions
-NOISE = 2**31  # the step whose random bits belong to an injection, not to a rounding
+# steps whose random bits belong to an injection, not to a rounding: the signs of noise, and which
+# entries are in a share
+NOISE, CHOSEN = 2**31, 2**31 + 1
 TILE = 65536  # how far the column index of a repeated event moves on per tile
 
 
@@ -285,7 +295,8 @@ def random_bits(
     events of scores they do not depend on the size of key tiles either.
 
     seed  the seed of the rounding or injection
-    step  which addition of a sum, counted from 1; 0 for the event itself, NOISE for an injection
+    step  which addition of a sum, counted from 1; 0 for the event itself, NOISE or CHOSEN for an
+          injection
     """
     if site.stream >= STREAMS:
         step = step + LATER * (site.stream // STREAMS)
@@ -297,26 +308,6 @@ def random_bits(
     ).reshape(shape)
 
 
-def perturbed(
-    ops: Ops,
-    tile: Place,
-    injection: InjectionBase,
-    exact: Array,
-    after: Array,
-    f: Format,
-    unit: Array | None,
-) -> Array:
-    """Return an event's result with the injection's error at the entries that it selects.
-
-    exact   the values that an Exact() injection uses: those before the rounding, or sums in
-            binary64
-    after   the result, a number of the format f
-    unit    the scale of each entry's block, or None where the site has no block format
-    """
-    hit = _hit(ops, tile, injection, exact, after, f, unit)
-    return ops.xp.where(_selected(ops.xp, tile, injection, after.shape), hit, after)
-
-
 def _hit(
     ops: Ops,
     tile: Place,
@@ -326,7 +317,13 @@ def _hit(
     f: Format,
     unit: Array | None,
 ) -> Array:
-    """Return the result with the error at every entry."""
+    """Return an event's result with the injection's error at every entry.
+
+    exact   the values that an Exact() injection uses: those before the rounding, or sums in
+            binary64
+    after   the result, a number of the format f
+    unit    the scale of each entry's block, or None where the site has no block format
+    """
     what = injection.what
     match what:
         case AddUlps():
@@ -357,7 +354,7 @@ def _ulp(ops: Ops, x: Array, f: Format, unit: Array | None) -> Array:
     )
 
 
-def _selected(
+def selected(
     xp: ModuleType, tile: Place, injection: InjectionBase, shape: tuple[int, ...]
 ) -> Array:
     """Return which entries of the tile's event, an array of bool, the injection selects."""
@@ -369,11 +366,27 @@ def _selected(
         (injection.columns if injection.site.has_columns else injection.features, second),
         (injection.tiles, repeated),
     ]
-    selected = xp.ones(shape, dtype=bool)
+    found = xp.ones(shape, dtype=bool)
     for where, index in chosen:
         if where is not None:
-            selected = selected & _among(index, where)
-    return selected
+            found = found & _among(index, where)
+    if injection.share is not None and injection.share < 1.0:
+        most = round(injection.share * SHARES) - 1  # of the random integers that are in the share
+        site, seed = injection.site, injection.seed
+        found = found & (random_bits(xp, tile, site, seed, shape, CHOSEN) <= most)
+    if injection.mask is not None:
+        found = found & _of_mask(xp, tile, injection.mask, rows, second)
+    return found
+
+
+def _of_mask(xp: ModuleType, tile: Place, mask: Mask, rows: Array, second: Array) -> Array:
+    """Return the mask at entries of a tile; those beyond its last row or column do not exist.
+
+    An axis of one entry stands for all of them.
+    """
+    places = (tile.head // tile.heads, tile.head % tile.heads, rows, second)
+    at = tuple(xp.minimum(place, size - 1) for place, size in zip(places, mask.shape, strict=True))
+    return xp.asarray(mask.entries)[at]
 
 
 def _among(index: Index, where: Where) -> Array:

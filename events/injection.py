@@ -4,11 +4,15 @@ The kinds of errors are `AddUlps`, `Bias`, `Noise`, `SetTo`, `FlipBit` and `Exac
 union of these classes.
 """
 
+import hashlib
 import math
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any, SupportsIndex, TypeGuard, cast
+from typing import Any, Self, SupportsIndex, TypeGuard, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from roundscope.emu.numbers import as_float, check_array
 from roundscope.emu.shown import shown
@@ -153,8 +157,8 @@ class Exact:
 class Noise:
     """An error that adds or subtracts units in the last place, with a random sign per number.
 
-    Both signs are equally likely. The mean of the error is zero, and its root mean square is that
-    of `AddUlps` with the same `ulps`.
+    Every number moves by exactly `ulps` units, and a fair coin of its own decides which way. The
+    mean of the error is zero, and its root mean square is that of `AddUlps` with the same `ulps`.
 
     Args:
         ulps: How many units are added or subtracted, a finite number.
@@ -178,14 +182,47 @@ class Noise:
 
     def __post_init__(self) -> None:
         _finite("Noise: ulps", self.ulps)
-        _whole("Noise: seed", self.seed, "a seed is below 2^32")
-        if self.seed >= 2**32:
-            raise ValueError(
-                f"Noise: seed={shown(self.seed)}: a seed is a whole number from 0 to 2^32 - 1"
-            )
+        _seed("Noise: seed", self.seed)
 
 
 What = AddUlps | Bias | FlipBit | SetTo | Exact | Noise
+
+SHARES = 2**31  # a share is a whole number of these parts, since random integers are below it
+MASK_AXES = 4  # batch entry, head, row, and column or feature
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mask:
+    """A boolean array of chosen entries that can be compared and hashed, as plans are.
+
+    Args:
+        shape: The four axes: batch entry, head, row, and column or feature; 1 stands for all.
+        bits: The entries in this order, eight in a byte (`numpy.packbits`).
+        name: What it is called in words, such as the file that it was read from.
+    """
+
+    shape: tuple[int, ...]
+    bits: bytes
+    name: str = field(default="", compare=False)
+
+    @classmethod
+    def of(cls, entries: NDArray[np.bool_], axes: int, name: str = "") -> Self:
+        """Return the mask of an array whose last axes are the `axes` of the event."""
+        whole = entries if axes == 2 else entries[..., None]
+        whole = whole.reshape((1,) * (MASK_AXES - whole.ndim) + whole.shape)
+        told = name or f"<{int(whole.sum())} of {whole.size} entries>"
+        return cls(shape=whole.shape, bits=np.packbits(whole).tobytes(), name=told)
+
+    @property
+    def digest(self) -> str:
+        """A digest of shape and entries."""
+        return hashlib.sha256(repr(self.shape).encode() + self.bits).hexdigest()[:32]
+
+    @property
+    def entries(self) -> NDArray[np.bool_]:
+        """The array, with all four axes."""
+        packed = np.frombuffer(self.bits, np.uint8)
+        return np.unpackbits(packed, count=math.prod(self.shape)).astype(bool).reshape(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +230,8 @@ class InjectionBase:
     """An error at one site, at the entries that all of its selections name.
 
     The arguments `batch` to `tiles` are selections. A selection is an int, a range, a slice with a
-    stop, an iterable of ints, or None (default), which selects all. Indices count from 0.
+    stop, an iterable of ints, or None (default), which selects all. Indices count from 0. `share`
+    and `mask` select among these entries.
 
     Args:
         site: The site at which the error happens.
@@ -203,10 +241,21 @@ class InjectionBase:
         columns: Columns, for events that have one entry per score (`SiteBase.has_columns`).
         features: Features, for events that have one entry per feature.
         tiles: Tiles, for events that are computed anew at each tile.
+        share: The part of the entries that is hit, above 0 and at most 1; None hits all. Each entry
+            is chosen or not by a random number of its own, from `seed` and the place of the entry
+            in the call. So the choice is the same on every engine, for query tiles of any size (and
+            key tiles, for events that have one entry per score), and however the other selections
+            are divided among injections. A smaller share with the same seed is a part of a larger
+            one. It is the expected part: of n entries about share * n are hit.
+        seed: Seed of `share`, a whole number from 0 to 2^32 - 1. `Noise` has a seed of its own.
+        mask: A boolean array; entries are hit where it is True. Its last axes are those of the
+            event: rows, and columns or features if the event has them. Axes of heads, or of batch
+            entries and heads, may precede them.
 
     Raises:
-        TypeError: `what` is not one of these errors.
-        ValueError: A selection is empty, has a negative index, or is not of a type listed above.
+        TypeError: `what` is not one of these errors, or `mask` is no array of booleans.
+        ValueError: A selection is empty, has a negative index, or is not of a type listed above; a
+            share is not above 0 and at most 1; a mask names nothing or has too many axes.
     """
 
     site: SiteBase
@@ -217,6 +266,9 @@ class InjectionBase:
     columns: Where = None
     features: Where = None
     tiles: Where = None
+    share: float | None = None
+    seed: int = 0
+    mask: Any = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.what, What):
@@ -227,6 +279,54 @@ class InjectionBase:
             )
         for name in ("batch", "heads", "rows", "columns", "features", "tiles"):
             object.__setattr__(self, name, _selection(name, getattr(self, name)))
+        if self.share is not None:
+            object.__setattr__(self, "share", _share(self.share))
+        _seed("seed", self.seed)
+        if self.mask is not None:
+            object.__setattr__(self, "mask", self._masked(self.mask))
+
+    def _masked(self, mask: Any) -> Any:
+        """Return a mask of four axes. Raise TypeError or ValueError if it cannot be one.
+
+        The site may still be a name, of which `operations.run` makes the operation's own.
+        """
+        if isinstance(mask, Mask):
+            return mask
+        check_array("mask", mask)
+        entries = np.asarray(mask)
+        if entries.dtype != bool:
+            raise TypeError(
+                f"mask: an array of {entries.dtype}; give booleans, as in mask=array > 0"
+            )
+        if not isinstance(self.site, SiteBase):
+            return entries
+        least = 2 if self.site.has_second else 1
+        if not least <= entries.ndim <= least + 2:
+            raise ValueError(
+                f"mask of shape {entries.shape}: {self.site} has one entry per {self.site.axes}, so"
+                f" give {least} axes, with axes of heads or of batch entries and heads before them"
+            )
+        if not entries.any():
+            raise ValueError("mask: is False everywhere, and the injection would do nothing")
+        return Mask.of(entries, least)
+
+
+def _share(share: object) -> float:
+    """Return a share of entries as a float. Raise TypeError or ValueError if it is none."""
+    _number("share", share)
+    x = float(cast(float, share))
+    if not (0.0 < x <= 1.0 and round(x * SHARES)):
+        raise ValueError(
+            f"share={shown(share)}: give a part of the entries above 0 and at most 1, such as 0.01"
+        )
+    return x
+
+
+def _seed(name: str, seed: int) -> None:
+    """Raise TypeError or ValueError for what is no seed."""
+    _whole(name, seed, "a seed is below 2^32")
+    if seed >= 2**32:
+        raise ValueError(f"{name}={shown(seed)}: a seed is a whole number from 0 to 2^32 - 1")
 
 
 def _selection(name: str, where: object) -> range | tuple[int, ...] | None:

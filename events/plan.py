@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, ClassVar, Self, TypeVar
 
 from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT
-from roundscope.emu.blocks.format import BlockFormat
+from roundscope.emu.blocks.format import BlockFormat, in_words
 from roundscope.emu.numbers import check_seed
 from roundscope.emu.roundings.modes import BF16, FP16, Rounding, RoundingMode
 from roundscope.emu.shown import shown
@@ -245,8 +245,9 @@ class BasePlan:
         Args:
             site: A member of `Site`, or its name in upper or lower case.
             format: A format of numbers ("bf16", "e4m3fn", "e8m3") or of blocks ("mxfp8_e4m3"), a
-                `Rounding` or a `BlockFormat`. Blocks lie along the axis over which the first
-                product that reads the operand sums (`sites.BLOCK_AXIS`).
+                rounding in words ("bf16:toward-zero"), a `Rounding` or a `BlockFormat`. Blocks lie
+                along the axis over which the first product that reads the operand sums
+                (`sites.BLOCK_AXIS`).
             mode: A `RoundingMode` or its name. Default: the mode of `format`, or ties-to-even if
                 `format` has none.
             overflow: "inf", "nan" or "saturate". Default: what `format` says, or the usual overflow
@@ -255,7 +256,7 @@ class BasePlan:
                 0 if it has none.
 
         Returns:
-            The new plan, whose name ends in a star. This plan is not changed.
+            The new plan, whose name ends in the change. This plan is not changed.
 
         Raises:
             ValueError: A name is unknown, or `format` is a block format and the site is not an
@@ -265,11 +266,13 @@ class BasePlan:
             >>> from roundscope.attention import Plan, Site
             >>> plan = Plan.preset("fa2-bf16").at(Site.O, "bf16", mode="toward-zero")
             >>> plan.name, str(plan[Site.O])
-            ('fa2-bf16*', 'bf16:toward-zero')
+            ('fa2-bf16; O=bf16:toward-zero', 'bf16:toward-zero')
         """
+        site = self.SITES.named(site)
+        event = event_to(format, mode, overflow=overflow, seed=seed)
         return self.rounded(
-            {self.SITES.named(site): event_to(format, mode, overflow=overflow, seed=seed)},
-            _edited(self.name),
+            {site: event},
+            renamed(self.name, f"{site}={_spelled(event)}"),
         )
 
     def rounded(self, events: Mapping[Any, Event], name: str | None = None) -> Self:
@@ -318,7 +321,7 @@ class BasePlan:
             accumulator: How the products are added.
 
         Returns:
-            The new plan, whose name ends in a star.
+            The new plan, whose name ends in the change.
 
         Raises:
             TypeError: `accumulator` is not an `Accumulator`.
@@ -333,8 +336,11 @@ class BasePlan:
         """
         check_accumulator(accumulator)
         new = list(self.accumulators)
-        new[self.PRODUCTS.index(self._product(site))] = accumulator
-        return replace(self, name=_edited(self.name), accumulators=tuple(new))
+        site = self._product(site)
+        new[self.PRODUCTS.index(site)] = accumulator
+        words = READERS["accumulator words"](accumulator)
+        name = renamed(self.name, f"{site}.sum={words}")
+        return replace(self, name=name, accumulators=tuple(new))
 
     def changed(self, *changes: str, seed: int | None = None) -> Self:
         """Return the plan with changes given in words (docs/reference/grammar.md), as on the
@@ -352,7 +358,8 @@ class BasePlan:
                 2^32 - 1. None keeps the seeds of the plan.
 
         Returns:
-            The new plan. Its name ends in a star if anything but the seed was changed.
+            The new plan. Its name is that of this plan, a semicolon and the words of all changes
+            but the seed; of changes of the same thing, the last one.
 
         Raises:
             ValueError: A word is unknown, or names a site that the plan never reaches. The message
@@ -366,6 +373,8 @@ class BasePlan:
             ... )
             >>> str(plan[Site.O].mode), plan[Site.O].seed, str(plan.delta_from)
             ('stochastic', 7, 'P_DP')
+            >>> plan.name
+            'fa2-bf16; O=bf16:stochastic PV.sum=hopper:bf16 delta_from=P_DP'
         """
         plan: Self = READERS["changes"](self, changes, seed)
         return plan
@@ -511,9 +520,34 @@ def _events_given(sites: type[SiteBase], events: Mapping[Any, Event]) -> dict[An
     return by_site
 
 
-def _edited(name: str) -> str:
-    """Return the name of a plan that is derived from the plan of the given name."""
-    return name if name.endswith("*") else f"{name}*"
+def renamed(name: str, *words: str) -> str:
+    """Return the name of a plan after changes in words WHAT=VALUE: NAME; WHAT=VALUE ...
+
+    A word takes the place of an earlier one of the same WHAT.
+
+    Example:
+        >>> renamed(renamed("fa2-bf16", "O=fp16", "P=fp32"), "O=bf16")
+        'fa2-bf16; P=fp32 O=bf16'
+    """
+    base, _, before = name.partition("; ")
+    new = {word.partition("=")[0] for word in words}
+    kept = [word for word in before.split() if word.partition("=")[0] not in new]
+    return f"{base}; {' '.join([*kept, *words])}"
+
+
+def base_name(name: str) -> str:
+    """Return the name of the plan that the one of this name was changed from."""
+    return name.partition("; ")[0]
+
+
+def stored_name(name: str) -> str:
+    """Return the name under which results store a plan: one with changes ends in a star there."""
+    base = base_name(name)
+    return base if base == name else f"{base}*"
+
+
+def _spelled(event: Event) -> str:
+    return in_words(event) if isinstance(event, BlockFormat) else str(event)
 
 
 @cache

@@ -10,4 +10,4 @@ from collections.abc import Callable
 from typing import Any
 
 READERS: dict[str, Callable[..., Any]] = {}
-"""The readers by name: preset, changes, expression and injection."""
+"""The readers by name: preset, changes, expression, accumulator words and injection."""

@@ -24,8 +24,10 @@ Summary = tuple[Array, Array, Array, Array, Array]
 
 # What was recorded, by name: under "<SITE>" and "<SITE>.step" a `Summary`, under these names with
 # ".away" behind a `Summary` of |before| and its rounding, under "<SITE>.ones" an array of counts
-# per row, and under "<SITE>.events" the pair (before, after).
+# per row, under "<SITE>.hits" one of the entries of each row that injections hit, and under
+# "<SITE>.events" the pair (before, after).
 Seen = dict[str, Any]
+NO_SUMMARIES = (".ones", ".hits", ".events")  # endings of the names of what is no `Summary`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +157,15 @@ class Recorder:
             self.kept.append((name, site, (x, y, f, valid), unit))
             if self.record.away:
                 self.kept.append((f"{name}.away", site, (*self._positive(x, y), f, valid), unit))
+
+    def keep_hits(self, site: SiteBase, hit: Array) -> None:
+        """Count the entries of each row that exist and that an injection hit.
+
+        They are counted in every tile, looked at or not. Nothing is counted inside a fused kernel.
+        """
+        if self.ops.seen is None:
+            there = hit if hit.ndim == 2 else hit[:, None]
+            self.others[f"{site}.hits"] = (there & self.tile.valid(site)).sum(axis=1)
 
     def _positive(self, before: Array, after: Array) -> tuple[Array, Array]:
         """Return an event with the signs of both numbers changed where the first is negative.

@@ -49,6 +49,11 @@ class SiteBase(StrEnum):
         """
         return False
 
+    @property
+    def has_second(self) -> bool:
+        """Whether the array of the event has a second axis, of columns or of features."""
+        return " x " in str(self.axes)
+
     @classmethod
     def named(cls, name: str) -> Self:
         """Return the site of a name, in upper or lower case.

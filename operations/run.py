@@ -22,7 +22,7 @@ from roundscope.events.hook import Events
 from roundscope.events.injection import InjectionBase
 from roundscope.events.place import Rows
 from roundscope.events.plan import BasePlan, check_factors, half
-from roundscope.events.recorder import RecordBase, Recorder, Seen, check_record
+from roundscope.events.recorder import NO_SUMMARIES, RecordBase, Recorder, Seen, check_record
 from roundscope.operations.catalogue import OPERATIONS
 from roundscope.operations.operation import Operation, Shape, Value
 
@@ -46,6 +46,7 @@ class Run:
         gradients: Gradients of inputs by name, likewise; empty without gradients of the outputs.
         stats: The summary of each event by its site's name, if the call was recorded.
         events: The values before and after each event of the sites that the record names.
+        hits: Of a recorded call, how many entries of each event injections hit, by its site.
     """
 
     outputs: Mapping[str, Any]
@@ -54,6 +55,7 @@ class Run:
     events: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = field(
         default_factory=dict
     )
+    hits: Mapping[str, int] = field(default_factory=dict)
 
 
 def run(
@@ -133,6 +135,11 @@ def run(
             for name, x in seen.items()
             if name.endswith(".events")
         },
+        hits={
+            name.removesuffix(".hits"): int(np.asarray(x).sum())
+            for name, x in seen.items()
+            if name.endswith(".hits")
+        },
     )
 
 
@@ -180,12 +187,35 @@ def _injections(
     )
     after = None if gradients is None else tuple(x if x is None else x[:1] for x in gradients)
     with np.errstate(all="ignore"):
-        seen = computed(operation, plan, settings, (), RecordBase(), numpy_ops(), first, after)[2]
+        masked = RecordBase(events=tuple(own.site for own in found if own.mask is not None))
+        seen = computed(operation, plan, settings, (), masked, numpy_ops(), first, after)[2]
     for own in found:
         if own.site not in seen:
             events = " ".join(site for site in operation.plan.SITES if site in seen)
             raise ValueError(f"inject: this call has no event {own.site}; it has {events}")
+        if own.mask is not None:
+            shape = seen[f"{own.site}.events"][0].shape
+            if str(own.site.axes).startswith("rows"):
+                shape = (_rows(operation, arrays), *shape[1:])
+            _check_mask(own, shape if own.site.has_second else shape[:1])
     return found
+
+
+def _rows(operation: Operation, arrays: tuple[Any, ...]) -> int:
+    """Return how many rows a call has."""
+    pairs = zip(operation.inputs, arrays, strict=True)
+    return next(len(x) for v, x in pairs if x is not None and v.shape is not Shape.SHARED)
+
+
+def _check_mask(injection: InjectionBase, shape: tuple[int, ...]) -> None:
+    """Raise ValueError for a mask that does not fit an event of this shape."""
+    own = injection.mask.shape
+    fits = all(a in (1, b) for a, b in zip(own[2:], shape, strict=False))
+    if own[:2] != (1, 1) or not fits:
+        raise ValueError(
+            f"inject at {injection.site}: mask of shape {own[2:]}; the event has shape {shape}, all"
+            " leading axes of a call being one axis of rows"
+        )
 
 
 def operation_named(operation: Operation | str) -> Operation:
@@ -341,6 +371,6 @@ def _led(value: Value, x: Any, lead: tuple[int, ...]) -> NDArray[np.float64]:
 def _summaries(operation: Operation, seen: Seen) -> dict[str, Any]:
     """Return the summaries among what was recorded, in the order of the sites."""
     sites = operation.plan.SITES
-    names = (n for n in seen if not n.endswith((".ones", ".events", ".away")))
+    names = (n for n in seen if not n.endswith((*NO_SUMMARIES, ".away")))
     ordered = sorted(names, key=lambda n: (sites.named(n.partition(".")[0]).ordinal, n))
     return {n: seen[n] for n in ordered}

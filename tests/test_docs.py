@@ -75,7 +75,7 @@ def test_links_lead_somewhere(path):
         target = (path.parent / file).resolve() if file else path
         if not target.exists():
             broken.append(link)
-        elif anchor and target.suffix == ".md" and "{generated}" not in text_of(target):
+        elif anchor and target.suffix == ".md":
             broken += [link] * (anchor not in anchors(target))
     assert broken == []
 
@@ -135,6 +135,44 @@ def code_of(text: str) -> list[str]:
     indented = re.findall(r"^ {4}(.*)$", FENCED.sub("", text), re.M)
     lines = [line for block in (*fenced, *indented) for line in block.splitlines()]
     return [*(line for line in lines if "import roundscope" not in line), *inline]
+
+
+NOT_READ_FIRST = ("notes", "gallery", "runs")
+PROSE = [
+    p for p in PAGES if p.suffix == ".md" and p.relative_to(DOCS).parts[0] not in NOT_READ_FIRST
+]
+JARGON = re.compile(r"\b(?:twin|arm|carrier|sham|launch|atom)s?\b")
+
+
+def prose(text: str) -> str:
+    """The running text of a page: no head of a notebook, code, heading, table, comment, link."""
+    text = re.sub(r"\A---\n.*?\n---\n", "", FENCED.sub("", text), flags=re.S)
+    text = re.sub(r"<!-- made from the code: (\S+) -->.*?<!-- end of \1 -->", "", text, flags=re.S)
+    text = re.sub(r"^(?:#| {4}|\||\().*$", "", text, flags=re.M)
+    return re.sub(r"!?\[[^\]]*\]\([^)]*\)|`[^`\n]*`", "", text)
+
+
+@pytest.mark.parametrize("path", PROSE, ids=named)
+def test_words_of_ours_lead_to_the_glossary(path):
+    """A twin, an arm, a carrier on a page that says nowhere what that is."""
+    used = sorted(set(JARGON.findall(prose(text_of(path)))))
+    assert not used or path.name == "glossary.md" or "glossary.md)" in text_of(path), used
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence below a page's heading; of the gallery, the answer's."""
+    text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.S)
+    found = re.search(
+        r"^# [^\n]*\n+(?:\[(?:.*?)\n\n    .*?\n\n)?(.*?)(?:\n\n|\Z)", text, re.S | re.M
+    )
+    assert found is not None
+    return re.split(r"(?<=[^A-Z][.?!:])\**\s+(?=[\"A-Z`*\[\d])", " ".join(found[1].split()))[0]
+
+
+@pytest.mark.parametrize("path", [p for p in PAGES if p.suffix == ".md"], ids=named)
+def test_the_first_sentence_of_a_page_is_short(path):
+    """147 words that define A, A', B and C in brackets, before anybody knows what is asked."""
+    assert len(first_sentence(text_of(path)).split()) < 30, first_sentence(text_of(path))
 
 
 def exported(path: Path) -> list[str]:

@@ -36,6 +36,7 @@ import roundscope
 
 print(roundscope.__file__, *sorted({"jax", "numba"} & set(sys.modules)), sep="\\n")
 """
+EDITABLE = "import sys; from setuptools import build_meta; build_meta.build_editable(sys.argv[1])"
 ATTEND = """
 import numpy as np
 import roundscope
@@ -121,10 +122,30 @@ def test_sdist_has_files_where_the_tree_has_links(sdist, sources):
     """Catches a link to a folder that the sdist lacks, files left out, and tests taken in."""
     contents = in_sdist(sdist)
     assert None not in contents.values(), "a link"
-    assert {name for name in contents if "/" in name} >= _packaged(sources)
+    assert {*contents} >= {f"src/{name}" for name in _packaged(sources)}
     assert {*COMMUNITY, "LICENSE", "README.md", "pyproject.toml"} < contents.keys()
     assert not [name for name in contents if name.startswith(("tests/", *LAYERS))]
-    assert contents["roundscope/py.typed"] == b""
+    assert contents["src/roundscope/py.typed"] == b""
+
+
+def test_an_editable_installation_is_found_above_its_clone(tmp_path):
+    """A clone's folder `roundscope` that Python takes for an empty package, before it asks the
+    finder of an editable installation.
+    """
+    clone, wheels = tmp_path / "roundscope", tmp_path / "wheels"
+    clone.mkdir()
+    wheels.mkdir()
+    copy_sources(clone)
+    succeed(sys.executable, "-c", EDITABLE, wheels, cwd=clone)
+    (wheel,) = wheels.glob("*.whl")
+    names = in_wheel(wheel)
+    (pth,) = [name for name in names if name.endswith(".pth")]
+    folder = names[pth].decode().strip()
+    assert folder == str(clone / "src")
+    assert [path.name for path in Path(folder).iterdir() if path.is_dir()][:1] == ["roundscope"]
+    own = {**os.environ, "PYTHONPATH": folder, "PYTHONSAFEPATH": ""}
+    told = succeed(sys.executable, "-c", IMPORT, cwd=tmp_path, env=own)
+    assert told.split()[0] == str(clone / "src/roundscope/__init__.py")
 
 
 def test_wheel_of_the_sdist_is_the_wheel_of_the_tree(installed, sources, tmp_path):

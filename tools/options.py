@@ -131,4 +131,14 @@ JUnit = Annotated[
         callback=to_file, metavar="FILE", help="A file of JUnit's XML, with a case a row."
     ),
 ]
+Changes = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="CHANGE",
+        help="Change the plan: SITE=FORMAT[:MODE[:OVERFLOW]], SITE.sum=ACCUMULATOR or"
+        " {of_plans}, for example O=bf16:stochastic; repeatable."
+        " docs/reference/grammar.md explains every word.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

@@ -35,6 +35,7 @@ from roundscope.attention.sites import (
 )
 from roundscope.emu.arrays import Array
 from roundscope.emu.stats.comparison import Lost, is_lost, lost
+from roundscope.events.plan import base_name
 
 INPUTS = ("q", "k", "v", "do", "sinks")
 # the scores, of which -inf is no loss: its P is 0
@@ -130,7 +131,7 @@ def found_in(call: Call, plan: Plan, exact: Plan, own: Results, want: Results) -
         lost=gone,
         shared=shared,
         inputs={n: x for n, x in given.items() if x},
-        against=exact.name.rstrip("*"),
+        against=base_name(exact.name),
     )
     if not gone:
         return found

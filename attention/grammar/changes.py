@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from roundscope.attention.grammar.edits import apply, kinds_of
+from roundscope.attention.grammar.roundings import accumulator_words, spelled
 from roundscope.attention.places import occurs
 from roundscope.attention.plans.plan import Plan
 from roundscope.emu.errors import Problem, tidy_errors, unknown
 from roundscope.emu.numbers import check_seed
 from roundscope.emu.shown import shown
-from roundscope.events.plan import BasePlan
+from roundscope.events.plan import BasePlan, renamed
 from roundscope.events.sites import SiteBase
 
 P = TypeVar("P", bound=BasePlan)
@@ -119,7 +120,7 @@ def changed(plan: P, texts: Sequence[str], seed: int | None = None) -> P:
 
 
 def edited(plan: P, edit: Edit) -> P:
-    """Return the plan with one edit, under its name with a star.
+    """Return the plan with one edit, whose words are behind its name.
 
     Raises:
         ValueError: The plan never reaches a site that was named, or does not allow the change.
@@ -130,7 +131,16 @@ def edited(plan: P, edit: Edit) -> P:
     new = apply(plan, edit.kind, edit.value, edit.sites)
     if edit.kind == "plan":
         return new
-    return replace(new, name=plan.name if plan.name.endswith("*") else f"{plan.name}*")
+    return replace(new, name=renamed(plan.name, *words_of(edit, new)))
+
+
+def words_of(edit: Edit, plan: BasePlan) -> list[str]:
+    """Return in words WHAT=VALUE what an edit has made of a plan, one for each site."""
+    if not edit.sites:
+        return [f"{edit.kind}={edit.value}"]
+    if edit.kind == "accumulator":
+        return [f"{site}.sum={accumulator_words(plan.accumulator(site))}" for site in edit.sites]
+    return [f"{site}={spelled(plan.event(site))}" for site in edit.sites]
 
 
 def sites_of(text: str, of: type[BasePlan] = Plan) -> tuple[Any, ...]:

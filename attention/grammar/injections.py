@@ -3,13 +3,17 @@
     O:ulps=0.5:rows=0:64:heads=3    PV:exact    P:flip=3:rows=5,9
 
 WHAT is one of exact, ulps=X, bias=X, set=X, flip=BIT and noise=ULPS. WHERE is one of batch=,
-heads=, rows=, columns=, features= and tiles=, with numbers and ranges (`ranges`). A colon before a
-letter separates these parts; a colon before a digit or a sign belongs to a range.
+heads=, rows=, columns=, features= and tiles=, with numbers and ranges (`ranges`), and share=PART
+and mask=FILE.npy, which choose among these entries. A colon before a letter separates these parts;
+a colon before a digit or a sign belongs to a range.
 """
 
 import math
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
 
 from roundscope.attention import places
 from roundscope.attention.grammar.ranges import selection, spelled
@@ -30,7 +34,8 @@ WHATS: dict[str, type[What]] = {
     "flip": FlipBit,
     "noise": Noise,
 }
-WHERES = ("batch", "heads", "rows", "columns", "features", "tiles")
+RANGES = ("batch", "heads", "rows", "columns", "features", "tiles")
+WHERES = (*RANGES, "share", "mask")
 
 
 @tidy_errors
@@ -39,7 +44,7 @@ def injection_of(text: str, seed: int = 0) -> Injection:
 
     Args:
         text: SITE:WHAT[:WHERE]...
-        seed: Seed of noise, from 0 to 2^32 - 1.
+        seed: Seed of noise and of a share, from 0 to 2^32 - 1.
 
     Raises:
         ValueError: A word is unknown or given twice. The message names the word and how to fix it.
@@ -57,7 +62,16 @@ def injection_of(text: str, seed: int = 0) -> Injection:
     selections = [_where(word) for word in where]
     if twice := [name for i, (name, _) in enumerate(selections) if name in dict(selections[:i])]:
         raise ValueError(f"{twice[0]}= is given twice; write one list, as in {twice[0]}=0:2,5")
-    return Injection(site=chosen, what=_what(what, seed), **dict(selections))
+    given: dict[str, Any] = dict(selections)
+    if "share" in given:
+        given["seed"] = seed
+    if (file := given.pop("mask", None)) is None:
+        return Injection(site=chosen, what=_what(what, seed), **given)
+    try:
+        whole = Injection(site=chosen, what=_what(what, seed), mask=_read(file), **given)
+    except TypeError as error:
+        raise ValueError(f"mask={file}: {error}") from None
+    return replace(whole, mask=replace(whole.mask, name=file))
 
 
 def check_injection(injection: Injection, plan: Plan) -> None:
@@ -85,16 +99,18 @@ def check_held(injection: Injection, plan: Plan) -> None:
 def injection_words(injection: Injection) -> str:
     """Return an injection as text for `injection_of`, such as O:ulps=0.5:rows=0:64:heads=3.
 
-    The seed of noise is left out.
+    The seed of noise and of a share is left out. A mask that no file holds is told by its size.
     """
     what = injection.what
     key = next(name for name, kind in WHATS.items() if isinstance(what, kind))
     value = "" if isinstance(what, Exact) else f"={_short(getattr(what, fields(what)[0].name))}"
     where = [
         f"{name}={spelled(getattr(injection, name))}"
-        for name in WHERES
+        for name in RANGES
         if getattr(injection, name) is not None
     ]
+    where += [] if injection.share is None else [f"share={_short(injection.share)}"]
+    where += [] if injection.mask is None else [f"mask={injection.mask.name}"]
     return ":".join([str(injection.site), key + value, *where])
 
 
@@ -163,12 +179,28 @@ def _check_held(x: float, f: Format) -> None:
         raise ValueError(f"{f.name} cannot hold {x!r}; the nearest number it has is {nearest!r}")
 
 
-def _where(text: str) -> tuple[str, range | tuple[int, ...]]:
-    """Return the name and the indices of a WHERE."""
+def _where(text: str) -> tuple[str, range | tuple[int, ...] | float | str]:
+    """Return the name and the indices of a WHERE, or the number of a share or a mask's file."""
     name, given, value = text.partition("=")
     if name not in WHERES or not given:
-        raise ValueError(unknown("place", text, WHERES, "; write rows=0:64 or heads=1,3"))
+        raise ValueError(
+            unknown("place", text, WHERES, "; write rows=0:64, heads=1,3 or share=0.01")
+        )
+    if name == "mask":
+        return name, value
+    if name == "share":
+        return name, _number(value)
     try:
         return name, selection(value)
     except ValueError as error:
         raise ValueError(f"{name}={value}: {error}") from None
+
+
+def _read(file: str) -> Any:
+    """Return the array of a file. Raise ValueError if there is none."""
+    try:
+        return np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        raise ValueError(
+            f"mask={file}: no .npy file of an array; make one with numpy.save('{file}', array)"
+        ) from None

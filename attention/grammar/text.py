@@ -18,6 +18,7 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.record import STORED
 from roundscope.emu.errors import tidy_errors
 from roundscope.emu.roundings.modes import RoundingMode
+from roundscope.events.plan import base_name, stored_name
 
 
 @lru_cache(4096)
@@ -60,13 +61,16 @@ def expression_of(plan: Plan) -> str:
         Plan.preset('fa2-bf16').changed('O=bf16')
     """
     text = text_of(plan)
+    if base_name(plan.name) != plan.name and _reads_as(plan.name, plan):
+        text = plan.name  # the words as they were given
     if text.startswith("{"):
         return plan.in_full()
     name, *changes = map(repr, text.split("; "))
     if changes and changes[-1].startswith("'seed="):
         changes[-1] = changes[-1].strip("'")
     made = f"Plan.preset({name})" + (f".changed({', '.join(changes)})" if changes else "")
-    is_named = plan_of(text).name == plan.name
+    named = plan_of(text).name
+    is_named = plan.name in (named, stored_name(named))
     return made if is_named else f"replace({made}, name={plan.name!r})"
 
 
@@ -102,6 +106,14 @@ def plan_of(text: str) -> Plan:
     return plan.changed(*changes, seed=seed) if changes or seed is not None else plan
 
 
+def _reads_as(text: str, plan: Plan) -> bool:
+    """Return whether a text makes a plan, its name included."""
+    try:
+        return plan_of(text) == plan
+    except ValueError:
+        return False
+
+
 def _seed(word: str) -> int:
     """Return the seed of a word seed=NUMBER."""
     number = word.removeprefix("seed=")
@@ -112,7 +124,7 @@ def _seed(word: str) -> int:
 
 def _in_words(plan: Plan) -> Iterator[str]:
     """Yield texts in words that may give the plan back, from the presets it may come from."""
-    own = plan.name.rstrip("*")
+    own = base_name(plan.name)
     for name in dict.fromkeys((own, "fa2-bf16", "fp32")):
         try:
             base = Plan.preset(name)

@@ -13,7 +13,7 @@ from roundscope.emu.roundings.modes import BF16, FP16, rounding
 from roundscope.emu.shown import shown
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import architecture
-from roundscope.events.plan import half
+from roundscope.events.plan import base_name, half
 
 SUFFIX = "-fp16"  # of the name of a preset or a twin, for the same in FP16
 FORMATS = {"bfloat16": BF16.format, "float16": FP16.format}
@@ -57,7 +57,8 @@ def preset(name: str) -> Plan:
             raise ValueError(f"preset '{name}': {plain} has no event in BF16; give {plain}")
         return replace(made, name=name)
     if name not in TWINS:
-        raise ValueError(unknown("preset", name, (*PRESETS, *TWINS), "or all:<format>"))
+        repair = "or all:<format>; roundscope plans says what each is"
+        raise ValueError(unknown("preset", name, (*PRESETS, *TWINS), repair))
     return TWINS[name].plan
 
 
@@ -119,6 +120,6 @@ def note_on_types(plan: Plan, types: Iterable[str]) -> str | None:
             rounded = (
                 f"{str(site).lower()} is {kind}, and the plan {plan.name} rounds it to {to.name}"
             )
-            other = f"; {plan.name.rstrip('*')}{SUFFIX} is the plan in FP16"
+            other = f"; {base_name(plan.name)}{SUFFIX} is the plan in FP16"
             return f"{rounded}, which is part of its errors{other if to == BF16.format else ''}"
     return None

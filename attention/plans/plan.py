@@ -63,7 +63,7 @@ class Plan(PlanRecord):
         ('bf16', 'fp32', True)
         >>> apart = replace(plan, name="apart", pv_into_o=False)
         >>> apart == plan, apart.at(Site.O, "bf16").name
-        (False, 'apart*')
+        (False, 'apart; O=bf16')
     """
 
     def __getstate__(self) -> list[Any]:

@@ -181,8 +181,8 @@ Causal calls have 16:4:1 in BF16 and 8:4:1 in FP8, and a B300 has no such column
 
 
 def fa4_bf16() -> Plan:
-    """Return FlashAttention-4 in BF16 on a B200, with threshold 8, no offset, and a polynomial in
-    the columns `B200`.
+    """Return FlashAttention-4 in BF16 on a B200 (flash_attn/cute of Dao-AILab/flash-attention at
+    0251105), with threshold 8, no offset, and a polynomial in the columns `B200`.
 
     It was not compared with hardware.
     """

@@ -27,7 +27,7 @@ from roundscope.attention.sites import (
 )
 from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.events.event import precision_of
-from roundscope.events.plan import BasePlan
+from roundscope.events.plan import BasePlan, stored_name
 from roundscope.events.sites import SiteBase
 
 
@@ -142,7 +142,7 @@ class PlanRecord(TileChoices):
         has_steps = self.is_of_kernel
         names = [name for name in STORED if name in CHOICES and name not in OF_KERNEL]
         return {
-            "name": self.name,
+            "name": stored_name(self.name),
             "roundings": {
                 str(s): str(self.event(s)) for s in Site if has_steps or s not in OF_KERNELS
             },

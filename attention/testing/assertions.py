@@ -192,6 +192,8 @@ def message(name: str, compared: Comparison) -> str:
     reasons = compared.worst()
     more = len(reasons) - SHOWN
     lines = [f"{name} is not as good as {compared.plan}:", *(f"  {r}" for r in reasons[:SHOWN])]
+    if compared.suspect:
+        lines.insert(2, f"  {compared.suspect}")
     if more > 0:
         lines.append(f"  and {more} more")
     shares = ", ".join(f"{share:.4f} of {n}" for n, share in compared.equal.items())

@@ -107,6 +107,23 @@ def parts_of(results: Any) -> tuple[Any, ...]:
     raise ForeignError("kernel", f"returned {got}, must return (out, dq, dk, dv)")
 
 
+def sums_of(result: Any, x: Inputs) -> Any:
+    """Return what stands behind the output in a function's result, if it may be L; else None.
+
+    L, the natural logarithm of the row sums, is (B, N, T), or (B, T, N) where N is not T. Anything
+    of another shape is not L, and nobody asks about it.
+    """
+    if not isinstance(result, (tuple, list)) or len(result) < 2:
+        return None
+    batch, queries, heads, _ = x.q.shape
+    given = getattr(result[1], "shape", None)
+    if given is None or queries == heads:
+        return None
+    if tuple(given) == (batch, heads, queries):
+        return result[1]
+    return result[1].swapaxes(1, 2) if tuple(given) == (batch, queries, heads) else None
+
+
 def first_of(result: Any) -> Any:
     """Return the output of a function that may return the sums of its rows as well.
 

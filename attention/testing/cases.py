@@ -1,6 +1,7 @@
 """One question that a kernel was asked, and its answer."""
 
 import time
+import unittest
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -58,8 +59,11 @@ def strict(case: Case) -> Case:
 def not_run(test: str, name: str, error: Exception, began: float) -> Case:
     """Return the case of a call that raised an error; `began` is when it was made.
 
-    An ordinary error says that the kernel does not take this call; all else is a failure.
+    An ordinary error says that the kernel does not take this call; all else is a failure. A test
+    that pytest skips (`Unavailable`) is no answer of the kernel: the error goes on.
     """
+    if isinstance(error, unittest.SkipTest):
+        raise error
     if isinstance(error, ForeignError) and not error.is_refusal:
         answer, sentence = Answer.FAIL, f"The kernel {error.words}."
     else:

@@ -23,11 +23,12 @@ from enum import StrEnum
 import numpy as np
 
 from roundscope.attention.testing import errors as of
-from roundscope.attention.testing.calls import Inputs
+from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.errors import STATISTICS, Errors, Gross, Margins, Pair
 from roundscope.attention.testing.exact import RESULTS
-from roundscope.attention.testing.foreign.user import Kernel
+from roundscope.attention.testing.foreign.user import Kernel, Unavailable
 from roundscope.attention.testing.reference import Reference
+from roundscope.attention.testing.suspects import explained
 from roundscope.emu.stats.comparison import agree
 from roundscope.emu.testing.foreign import raised
 
@@ -158,6 +159,9 @@ class Comparison:
         false_alarm: The probability that a kernel as good as the plan fails.
         findings: Every question with its answer.
         gross: Heads whose errors no order of additions explains.
+        suspect: Which mistake in the code explains the grossest of them, in words; "" if none does.
+        sums: The largest error of L, the logarithm of the row sums, of the kernel and of the plan,
+            by the kind of inputs, if the kernel returns L.
         raised: The error that the kernel raised on a kind of inputs, by the kind, in words.
         equal: The share of equal bits of each result, over all inputs.
         heads: How many heads were compared in all.
@@ -169,6 +173,8 @@ class Comparison:
     false_alarm: float
     findings: list[Finding] = field(default_factory=list)
     gross: list[Gross] = field(default_factory=list)
+    suspect: str = ""
+    sums: dict[str, tuple[float, float]] = field(default_factory=dict)
     raised: dict[str, str] = field(default_factory=dict)
     equal: dict[str, float] = field(default_factory=dict)
     heads: int = 0
@@ -264,18 +270,29 @@ def compare(
             x = draw(kind, look)
             try:
                 own = kernel(x)
+            except Unavailable:  # on this machine no call has an answer
+                raise
             except Exception as error:  # whatever a library raises
                 if stop:
                     raise
                 answer.raised[kind] = raised(error)
                 continue
             theirs = plan.outputs(x, backward=own.dq is not None)
+            found: list[Gross] = []
             answer.heads += x.q.shape[0] * x.q.shape[2]
             for pair in of.pairs(x, own, theirs):
                 share = float(agree(pair.mine, pair.theirs).mean())
                 bits.setdefault(pair.name, []).append(share)
-                pairs[kind].add(pair)
-                answer.gross += of.gross(kind, pair, margins, unit)
+                if pair.name == "lse":
+                    sizes = (float(e.row.max()) for e in (pair.kernel, pair.plan))
+                    now = zip(answer.sums.get(kind, (0.0, 0.0)), sizes, strict=True)
+                    answer.sums[kind] = tuple(max(two) for two in now)  # type: ignore[assignment]
+                else:
+                    pairs[kind].add(pair)
+                found += of.gross(kind, pair, margins, unit)
+            answer.gross += found
+            if found and not answer.suspect:
+                answer.suspect = suspected(x, own, theirs, found)
             pairs[kind].findings = list(_findings(pairs[kind], kind, margins, level))
             answer.findings = [f for p in pairs.values() for f in p.findings]
             if stop and not answer.is_fine:
@@ -287,6 +304,16 @@ def compare(
     answer.equal = {name: float(np.mean(shares)) for name, shares in bits.items()}
     answer.seconds = time.perf_counter() - began
     return answer
+
+
+def suspected(x: Inputs, own: Outputs, theirs: Outputs, found: Sequence[Gross]) -> str:
+    """Return which mistake explains the gross errors of one call, in words; "" if none does.
+
+    The output is asked about first, since the gradients follow from it.
+    """
+    order = {"out": 0, "lse": 1}
+    first = min(found, key=lambda g: (order.get(g.result, 2), -g.size))
+    return explained(x, own, theirs, first.result, first.head)
 
 
 def level_of(false_alarm: float, kinds: int, draws: int) -> float:

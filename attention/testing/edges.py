@@ -12,6 +12,7 @@ import numpy as np
 
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.cases import Answer, Case, Verdict, not_run
+from roundscope.attention.testing.comparison import suspected
 from roundscope.attention.testing.errors import UNITS, Margins, all_gross
 from roundscope.attention.testing.families import draw, rounded
 from roundscope.attention.testing.foreign.user import Kernel, takes
@@ -138,7 +139,9 @@ def judged(kernel: Kernel, plan: Reference, x: Inputs, margins: Margins, dtype: 
     if not problems:
         return Verdict(Answer.PASS, "As exact as the plan.")
     worst = max(problems, key=lambda p: p.size)
-    sentence = f"{worst.sentence.removeprefix(': ')}."
+    suspect = suspected(x, own, theirs, problems)
+    because = f"; {suspect}" if suspect else ""
+    sentence = f"{worst.sentence.removeprefix(': ')}{because}."
     return Verdict(Answer.FAIL, sentence, is_lost=worst.feature is not None)
 
 

@@ -149,6 +149,10 @@ UNITS = {"bfloat16": 2.0**-9, "float16": 2.0**-12, "float32": 2.0**-24}
 """Half an ulp of 1 in the type of a result: smaller errors of a plan count as this large."""
 
 FEW = 16  # tokens from which on the rms error of a head is an average of many roundings
+WORDS_OF_SUMS = {
+    "rms": "the rms error of the logarithms of the row sums is {:.3g}, that of the plan {:.3g}",
+    "row": "the largest error of a logarithm of a row sum is {:.3g}, that of the plan {:.3g}",
+}
 WORDS = {
     "rms": "the relative rms error is {:.3g}, that of the plan {:.3g}",
     "row": "the error of the worst row is {:.3g}, the largest of the plan in any head {:.3g}",
@@ -218,16 +222,41 @@ def pairs(x: Inputs, own: Outputs, theirs: Outputs) -> Iterator[Pair]:
         ValueError: A result of the kernel has another shape than that of the plan.
     """
     want = exact(x)
+    tokens = min(x.q.shape[1], x.k.shape[1])
     for name, array in theirs.named():
         mine = getattr(own, name)
+        if name == "lse":
+            if mine is not None:
+                yield _of_sums(mine, array, want.lse, tokens)
+            continue
         if mine.shape != array.shape:
             raise ValueError(
                 f"kernel: {name} has shape {mine.shape}, must be {array.shape}, (batch, tokens,"
                 " heads, features); is the layout right?"
             )
         kernel, plan = (errors(a, getattr(want, name)) for a in (mine, array))
-        tokens = min(x.q.shape[1], x.k.shape[1])
         yield Pair(name=name, tokens=tokens, mine=mine, theirs=array, kernel=kernel, plan=plan)
+
+
+def _of_sums(mine: np.ndarray, theirs: np.ndarray, want: np.ndarray, tokens: int) -> Pair:
+    """Return the errors of L, (B, N, T): differences, not ratios, since P = exp(S - L).
+
+    Rows that see no key have no L: kernels return -inf, +inf or 0 there.
+    """
+    if mine.shape != want.shape:
+        raise ValueError(f"kernel: lse has shape {mine.shape}, must be {want.shape}, (B, N, T)")
+    has = np.isfinite(want)
+
+    def off(a: np.ndarray) -> np.ndarray:
+        """Return 1 plus the errors, (B, T, N, 1): errors relative to 1 are differences."""
+        with np.errstate(invalid="ignore"):
+            apart = np.where(has, np.asarray(a, np.float64) - np.where(has, want, 0.0), 0.0)
+        return np.asarray(1.0 + apart.swapaxes(1, 2)[..., None])
+
+    own, planned = off(mine), off(theirs)
+    ones = np.ones_like(own)
+    kernel, plan = errors(own, ones), errors(planned, ones)
+    return Pair(name="lse", tokens=tokens, mine=own, theirs=planned, kernel=kernel, plan=plan)
 
 
 def gross(kind: str, pair: Pair, margins: Margins, unit: float) -> Iterator[Gross]:
@@ -258,12 +287,15 @@ def gross(kind: str, pair: Pair, margins: Margins, unit: float) -> Iterator[Gros
             size=math.inf,
             feature=feature,
         )
+    is_sum = pair.name == "lse"
+    # an error e of L is a relative error e of P, of which the least is 1/64 of P's rounding
+    least, words = (max(unit / 64, 2.0**-20), WORDS_OF_SUMS) if is_sum else (unit, WORDS)
     others = ~strange.any((1, 3))  # the heads of which nothing was said yet
     largest = np.full_like(pair.plan.row, pair.plan.row.max())
     limit = margins.gross_rms if pair.tokens >= FEW else margins.gross_row
     for name, plan, most in (("rms", pair.plan.rms, limit), ("row", largest, margins.gross_row)):
         kernel = getattr(pair.kernel, name)
-        over = np.where(others.reshape(-1), ratios(kernel, plan, unit), 0.0)
+        over = np.where(others.reshape(-1), ratios(kernel, plan, least), 0.0)
         at = int(over.argmax())
         if over[at] > most:
             entry, head = divmod(at, others.shape[1])
@@ -272,7 +304,7 @@ def gross(kind: str, pair: Pair, margins: Margins, unit: float) -> Iterator[Gros
                 result=pair.name,
                 head=(entry, head),
                 token=int(pair.kernel.at[at]),
-                problem=WORDS[name].format(kernel[at], plan[at]),
+                problem=words[name].format(kernel[at], plan[at]),
                 size=float(over[at]),
             )
 

@@ -22,6 +22,7 @@ class Exact:
         dk: The gradient of k, (B, S, G, H), summed over the query heads of a key head.
         dv: The gradient of v, (B, S, G, H).
         rows: The sum of the magnitudes of dS in each row, (B, N, T).
+        lse: The natural logarithm of the row sums, (B, N, T); -inf in a row that sees no key.
     """
 
     out: np.ndarray
@@ -29,6 +30,7 @@ class Exact:
     dk: np.ndarray
     dv: np.ndarray
     rows: np.ndarray
+    lse: np.ndarray
 
 
 def visible(x: Inputs) -> np.ndarray:
@@ -54,7 +56,7 @@ def exact(x: Inputs) -> Exact:
     sees = np.broadcast_to(visible(x), (b, n, t, s))
     out, dq = np.zeros((b, t, n, hv)), np.zeros((b, t, n, h))
     dk, dv = np.zeros((b, s, g, h)), np.zeros((b, s, g, hv))
-    rows = np.zeros((b, n, t))
+    rows, lse = np.zeros((b, n, t)), np.zeros((b, n, t))
     for i, j in np.ndindex(b, n):
         key = j * g // n
         q, k, v, do = (
@@ -62,20 +64,23 @@ def exact(x: Inputs) -> Exact:
             for a in (x.q[i, :, j], x.k[i, :, key], x.v[i, :, key], x.do[i, :, j])
         )
         sink = None if x.sinks is None else float(x.sinks[j])
-        p, slope = _weights(x.scale * (q @ k.T), sees[i, j], x.softcap, sink)
+        p, slope, lse[i, j] = _weights(x.scale * (q @ k.T), sees[i, j], x.softcap, sink)
         out[i, :, j], dp = p @ v, do @ v.T
         ds = p * (dp - (do * out[i, :, j]).sum(1, keepdims=True)) * slope
         dq[i, :, j] = x.scale * (ds @ k)
         dk[i, :, key] += x.scale * (ds.T @ q)
         dv[i, :, key] += p.T @ do
         rows[i, j] = np.abs(ds).sum(1)
-    return Exact(out=out, dq=dq, dk=dk, dv=dv, rows=rows)
+    return Exact(out=out, dq=dq, dk=dk, dv=dv, rows=rows, lse=lse)
 
 
 def _weights(
     s: np.ndarray, sees: np.ndarray, softcap: float | None, sink: float | None
-) -> tuple[np.ndarray, np.ndarray | float]:
-    """Return P of the scores of a head, and the derivative of the softcap at each score."""
+) -> tuple[np.ndarray, np.ndarray | float, np.ndarray]:
+    """Return P of the scores of a head, the derivative of the softcap at each, and L of each row.
+
+    L is the natural logarithm of the sum of exp of a row's scores.
+    """
     slope: np.ndarray | float = 1.0
     if softcap is not None:
         capped = np.tanh(s / softcap)
@@ -85,4 +90,6 @@ def _weights(
     peak = np.where(np.isfinite(peak), peak, 0.0) if sink is None else np.maximum(peak, sink)
     e = np.exp(s - peak)
     total = e.sum(1, keepdims=True) + (0.0 if sink is None else np.exp(sink - peak))
-    return e / np.where(total > 0.0, total, 1.0), slope
+    with np.errstate(divide="ignore"):
+        lse = (peak + np.log(total))[:, 0]
+    return e / np.where(total > 0.0, total, 1.0), slope, lse

@@ -27,7 +27,7 @@ class Reference:
     block_k: int | None = None
 
     def outputs(self, x: Inputs, backward: bool) -> Outputs:
-        """Return what the plan gives on some inputs."""
+        """Return what the plan gives on some inputs; without L, where that is in base 2."""
         do = x.do if backward else None
         block_q, block_k = self.tiles(x.q.shape[-1], x.is_cut)
         how: Any = {
@@ -40,7 +40,9 @@ class Reference:
         with np.errstate(all="ignore"):
             results = examine(x.q, x.k, x.v, do, **how, **x.options)
         names = RESULTS if backward else ("out",)
-        return Outputs(**{n: np.asarray(getattr(results, n), np.float32) for n in names})
+        lse = None if self.plan.lse_base2 else np.asarray(results.lse).swapaxes(1, 2)
+        found = {n: np.asarray(getattr(results, n), np.float32) for n in names}
+        return Outputs(lse=lse, **found)
 
 
 def reference(
@@ -50,14 +52,15 @@ def reference(
     block_k: int | None = None,
     changes: Sequence[str] = (),
 ) -> Reference:
-    """Return a plan with its tiles: those given, or a twin's own, or 128.
+    """Return a plan with its tiles: those given, or a twin's own, also where words change it, or
+    128.
 
     `changes` are changes of the plan in words (docs/reference/grammar.md).
 
     In FP16 a plan that is given by its name has FP16 in place of BF16.
     """
-    twin = TWINS[plan] if isinstance(plan, str) and plan in TWINS else None
-    chosen = twin.plan if twin else plan_given(plan)
+    twin = TWINS.get(plan.partition(";")[0].strip()) if isinstance(plan, str) else None
+    chosen = plan_given(plan)
     if dtype == "float16" and isinstance(plan, str):
         chosen = half(chosen)
     if changes:

@@ -205,7 +205,7 @@ def _at(draw: st.DrawFn, plan: Plan, site: Site, counts: dict[str, int]) -> Inje
     own = {Axes.TS: ("columns",), Axes.T: ()}.get(site.axes, ("features",))
     names = st.sampled_from(("rows", "heads", "batch", "tiles", *own))
     selected = draw(st.lists(names, max_size=2, unique=True))
-    where = {name: draw(_selections(counts[name])) for name in selected}
+    where: dict[str, Any] = {name: draw(_selections(counts[name])) for name in selected}
     return Injection(site=site, what=error, **where)
 
 

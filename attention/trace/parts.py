@@ -13,7 +13,7 @@ from roundscope.attention.sites import Axes, Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.backends.ops import Array
 from roundscope.events.place import Index
-from roundscope.events.recorder import Seen, Summary
+from roundscope.events.recorder import NO_SUMMARIES, Seen, Summary
 
 
 class Part(NamedTuple):
@@ -41,8 +41,8 @@ def site_of(name: str) -> Site:
 
 
 def summaries(seen: Seen) -> dict[str, Summary]:
-    """Return the summaries among what was recorded, without single events and ones."""
-    return {name: value for name, value in seen.items() if not name.endswith((".ones", ".events"))}
+    """Return the summaries among what was recorded, without single events and counts."""
+    return {name: value for name, value in seen.items() if not name.endswith(NO_SUMMARIES)}
 
 
 def features_of(site: Site, features: tuple[int, int]) -> int:

@@ -6,7 +6,7 @@ The functions of this module put together the heads of a call, from what engines
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,8 @@ class Trace:
     `examine` returns a trace, and so does `attend` with a record. A trace has the sites that the
     plan has, in the order of `Site`. It has those of the backward only if `do` was given. All
     arrays are NumPy arrays. Entries that do not exist (masked scores, padding, rows without a key)
-    are part of the arrays in `events`, and of nothing else in a trace.
+    are part of the arrays in `events`, and of nothing else in a trace; `exists` and `masked` leave
+    them out.
 
     Attributes:
         stats: For every site, and for every "<SITE>.step" asked for, a `Stats` whose fields have
@@ -53,6 +54,12 @@ class Trace:
         ones: For every site in `Record.ones`, how many results of a row equal 1 at each tile at
             which the event is repeated: (batch, heads, tiles, queries or keys). Events that a head
             has only once have one tile.
+        hits: For every site with injections, how many entries of a row at least one of them hit, at
+            each tile at which the event is repeated, shaped as `ones`. Entries that do not exist
+            are not counted. Fused kernels (engine "pallas") count those of events that a head has
+            once, and no others.
+        exists: For every site of `events` with one entry per score, which entries exist, neither
+            masked nor of a row without keys: of bool, in the shape of its events.
 
     How to read a site, with s = trace.stats["P"], or its `s.total()` over batch entries and heads:
 
@@ -92,6 +99,39 @@ class Trace:
     events: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
     ones: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     away: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    hits: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    exists: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+
+    def masked(self, name: str) -> tuple[Any, Any]:
+        """Return the events of a site of scores, as masked arrays without what does not exist.
+
+        Args:
+            name: A site of `Record.events` with one entry per score, such as "P".
+
+        Returns:
+            The values before and after the rounding, two `numpy.ma.MaskedArray` (B, N, T, S), whose
+            sums and means are of the entries that exist.
+
+        Raises:
+            ValueError: The trace has no such events.
+
+        Example:
+            >>> import numpy as np
+            >>> from roundscope.attention import Record, examine
+            >>> q = np.ones((1, 4, 1, 8), np.float32)
+            >>> trace = examine(q, q, q, is_causal=True, record=Record(events=("S",))).trace
+            >>> before, after = trace.masked("S")
+            >>> int(after.count()), float(after.mean()), int(trace.stats["S"].n.sum())
+            (10, 8.0, 10)
+        """
+        if name not in self.exists:
+            known = " ".join(self.exists) or "none"
+            raise ValueError(
+                f"name={name!r}: no events of scores were recorded there; here are {known}; give"
+                " examine a record=Record(events=(...))"
+            )
+        before, after = (np.ma.array(x, mask=~self.exists[name]) for x in self.events[name])
+        return before, after
 
     def __str__(self) -> str:
         """Return a line for each site with events: number, share inexact, mean error and z."""
@@ -144,19 +184,38 @@ def trace_of(setup: Setup, parts: Sequence[Part], features: tuple[int, int]) -> 
     return sum(found, Trace(stats={}, rows={}, events={})).in_order()
 
 
+def with_existing(trace: Trace, setup: Setup, mask: Any) -> Trace:
+    """Return a trace that says which entries of events of scores exist.
+
+    mask: that of the call, which broadcasts to (B, N, T, S), or None
+    """
+    names = [name for name in trace.events if site_of(name).axes is Axes.TS]
+    if not names:
+        return trace
+    gap = np.arange(setup.queries)[:, None] + setup.shift - np.arange(setup.keys)
+    sees = gap >= 0 if setup.is_causal else np.ones(gap.shape, bool)
+    if setup.plan.window:
+        sees = sees & (np.abs(gap) < setup.plan.window)
+    if mask is not None:
+        sees = sees & np.asarray(mask)
+    own = {name: np.broadcast_to(sees, trace.events[name][0].shape) for name in names}
+    return replace(trace, exists=own)
+
+
 def _of_whole(setup: Setup, seen: Seen, lead: tuple[int, ...]) -> Trace:
     """Return the trace of what was recorded of whole heads.
 
-    Ones may be (heads, rows), or by the tile of the other side (heads, tiles, rows).
+    Counts of rows may be (heads, rows), or by the tile of the other side (heads, tiles, rows).
     """
-    stats, rows, ones, away = {}, {}, {}, {}
+    stats, rows, away = {}, {}, {}
+    counts_of: dict[str, dict[str, NDArray[np.int64]]] = {"ones": {}, "hits": {}}
     events: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
     for name, value in seen.items():
-        if name.endswith(".ones"):
+        bare, _, kind = name.rpartition(".")
+        if kind in counts_of:
             tiles = value.shape[1] if value.ndim == 3 else 1
-            ones[name.removesuffix(".ones")] = np.asarray(value).reshape(*lead, tiles, -1)[
-                ..., : _size(setup, name)
-            ]
+            by_tile = np.asarray(value).reshape(*lead, tiles, -1)
+            counts_of[kind][bare] = by_tile[..., : _size(setup, name)]
             continue
         if name.endswith(".events"):
             size = _size(setup, name)
@@ -172,7 +231,8 @@ def _of_whole(setup: Setup, seen: Seen, lead: tuple[int, ...]) -> Trace:
             *(v.reshape(*lead, *v.shape[1:]) for v in (counts, sums, peak, place))
         )
         rows[name] = row
-    return Trace(stats=stats, rows=rows, events=events, ones=ones, away=away)
+    more: dict[str, Any] = {"away": away, **counts_of}
+    return Trace(stats=stats, rows=rows, events=events, **more)
 
 
 def _of_tiles(
@@ -183,12 +243,13 @@ def _of_tiles(
     backward: bool,
 ) -> Trace:
     """Return the trace of what was recorded of tiles; features: how many q and k, and v, have."""
-    events, ones, own = {}, {}, summaries(seen)
+    events, own = {}, summaries(seen)
+    counts_of: dict[str, dict[str, NDArray[np.int64]]] = {"ones": {}, "hits": {}}
     for name in (name for name in seen if name not in own):
         bare, _, kind = name.rpartition(".")
-        if kind == "ones":
+        if kind in counts_of:
             v = by_row(site_of(bare), seen[name].swapaxes(1, 2) if backward else seen[name])
-            ones[bare] = v.reshape(*lead, *v.shape[1:])[..., : _size(setup, name)]
+            counts_of[kind][bare] = v.reshape(*lead, *v.shape[1:])[..., : _size(setup, name)]
         else:
             before, after = (
                 _gather(setup, site_of(bare), v.swapaxes(1, 2) if backward else v, lead)
@@ -197,7 +258,8 @@ def _of_tiles(
             events[bare] = (before, after)
     of = {name: (site_of(name), features_of(site_of(name), features)) for name in own}
     whole = {name: tiles_added(setup, *of[name], backward, own[name]) for name in own}
-    return _of_whole(setup, whole, lead) + Trace(stats={}, rows={}, events=events, ones=ones)
+    own_counts: dict[str, Any] = dict(counts_of)
+    return _of_whole(setup, whole, lead) + Trace(stats={}, rows={}, events=events, **own_counts)
 
 
 def _size(setup: Setup, name: str) -> int:

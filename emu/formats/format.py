@@ -317,4 +317,4 @@ def _format_named(name: str) -> Format:
             f"format '{name}': a block format of {element} numbers that share a scale;"
             " emu.round_blocks rounds an array to it"
         )
-    raise ValueError(unknown("format", name, NAMED, "or any e<x>m<y>, such as e5m10"))
+    raise ValueError(unknown("format", name, NAMED, "or any e<x>m<y>, such as e5m10", BLOCKS))

@@ -24,7 +24,14 @@ from roundscope.experiments.options import (
     TrainOptions,
 )
 from roundscope.tools.cli import verbs as tools
-from roundscope.tools.cli.commands import Command, NumberCommand, TrainCommand, usage_line, verb
+from roundscope.tools.cli.commands import (
+    Command,
+    NumberCommand,
+    Sections,
+    TrainCommand,
+    usage_line,
+    verb,
+)
 from roundscope.tools.diagnose.options import DiagnoseOptions
 from roundscope.tools.errors import ExecutorError, StorageError, bad, one_line, printable
 from roundscope.tools.options import Json, to_file, to_folder
@@ -192,10 +199,12 @@ def report(
     if (folder := page.folder_of(file)) is not None:
         print(f"written: {page.write(folder, out)}")
         return
+    from roundscope.tools.report.terminal import show
     from roundscope.tools.sweep.report import report as sweep_report
 
-    page_of, answer = sweep_report.write(file, out), sweep_report.answer(file)
-    print(f"{answer}\nwritten: {page_of}")
+    page_of = sweep_report.write(file, out)
+    show(sweep_report.answer(file))
+    print(f"written: {page_of}")
 
 
 def bench(
@@ -210,13 +219,16 @@ def bench(
             metavar="DIR",
         ),
     ] = None,
+    quick: Annotated[
+        bool, Option("--quick", help="A small measurement, whose ratios are rough.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Measure Roundscope's speed against that of the alternatives."""
     from roundscope.experiments.train import bench_step
     from roundscope.tools.bench import command as bench_command
 
-    bench_command.run(what, as_json=json, out=out, more={"step": bench_step.run})
+    bench_command.run(what, as_json=json, out=out, quick=quick, more={"step": bench_step.run})
 
 
 DEBUG = "--debug"
@@ -226,6 +238,7 @@ MESSAGE = 300  # characters of an error that is not ours, at most
 
 app = typer.Typer(
     name="roundscope",
+    cls=Sections,
     help="A microscope for low-precision arithmetic in attention.",
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -252,33 +265,48 @@ def _options(
     """A microscope for low-precision arithmetic in attention."""
 
 
-for _name, _function, _class in (  # in the order of the help
-    ("formats", tools.formats, Command),
-    ("explain", tools.explain, NumberCommand),
-    ("sites", tools.sites, Command),
-    ("trace", tools.trace, Command),
-    ("diagnose", diagnose, Command),
-    ("identify", tools.identify, Command),
-    ("compare", tools.compare, Command),
-    ("budget", tools.budget, Command),
-    ("check", tools.check, Command),
-    ("sweep", tools.sweep, Command),
-    ("reproduce", reproduce, Command),
-    ("studies", studies, Command),
-    ("accumulators", accumulators, Command),
-    ("kernels", kernels, Command),
-    ("watch", tools.watch, Command),
-    ("check-cast", tools.check_cast, Command),
-    ("prepare", prepare, Command),
-    ("train", train, TrainCommand),
-    ("dose", dose, Command),
-    ("proxy", proxy, TrainCommand),
-    ("export", export, Command),
-    ("report", report, Command),
-    ("bench", bench, Command),
-    ("doctor", tools.doctor, Command),
-):
-    app.command(_name, cls=_class)(_function)
+SECTIONS: dict[str, dict[str, tuple[Any, type[Command]]]] = {
+    "Look at tensors, models and kernels": {
+        "trace": (tools.trace, Command),
+        "identify": (tools.identify, Command),
+        "diagnose": (diagnose, Command),
+        "compare": (tools.compare, Command),
+        "budget": (tools.budget, Command),
+        "watch": (tools.watch, Command),
+    },
+    "Test kernels and quantizers": {
+        "check": (tools.check, Command),
+        "check-cast": (tools.check_cast, Command),
+    },
+    "Look something up": {
+        "plans": (tools.plans, Command),
+        "sites": (tools.sites, Command),
+        "formats": (tools.formats, Command),
+        "explain": (tools.explain, NumberCommand),
+        "doctor": (tools.doctor, Command),
+    },
+    "Study many conditions, papers and trainings": {
+        "sweep": (tools.sweep, Command),
+        "studies": (studies, Command),
+        "reproduce": (reproduce, Command),
+        "kernels": (kernels, Command),
+        "accumulators": (accumulators, Command),
+        "train": (train, TrainCommand),
+        "dose": (dose, Command),
+        "proxy": (proxy, TrainCommand),
+        "bench": (bench, Command),
+    },
+    "Make and read files": {
+        "prepare": (prepare, Command),
+        "report": (report, Command),
+        "export": (export, Command),
+    },
+}
+"""The commands, in the sections and the order of the help."""
+
+for _title, _section in SECTIONS.items():
+    for _name, (_function, _class) in _section.items():
+        app.command(_name, cls=_class, rich_help_panel=_title)(_function)
 
 
 def main(args: list[str] | None = None) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -45,6 +45,18 @@ def factor(values: Values) -> Estimate:
     return Estimate(
         mean=_exp(logs.mean), low=_exp(logs.low), high=_exp(logs.high), seeds=logs.seeds
     )
+
+
+def positive(values: Values) -> Estimate:
+    """Return the mean of numbers that cannot be below zero, as no end of its interval is.
+
+    It is geometric where all of them are above zero. Where some are 0, such as shares of a count,
+    it is arithmetic, and the interval begins at 0 where that of the mean would reach below.
+    """
+    if all(v > 0 for v in values.values() if math.isfinite(v)):
+        return factor(values)
+    e = mean(values)
+    return e if math.isnan(e.low) else replace(e, low=max(e.low, 0.0))
 
 
 def ratio(over: Values, under: Values) -> Estimate:

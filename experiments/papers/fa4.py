@@ -18,7 +18,7 @@ from roundscope.emu import round_to
 from roundscope.emu.roundings.modes import E4M3
 from roundscope.experiments.catalogue import FA4
 from roundscope.experiments.framework.command import computed
-from roundscope.experiments.framework.estimates import gain, mean, relative_error
+from roundscope.experiments.framework.estimates import gain, mean, positive, relative_error
 from roundscope.experiments.framework.figures.series import legend, series
 from roundscope.experiments.framework.study import Figure, Study, Table
 from roundscope.experiments.framework.verdicts import Verdict, interval, verdict_on
@@ -164,7 +164,7 @@ def claims(points: Points) -> list[Verdict]:
         )
         for p in points
         if (published := p.published) is not None
-        for over in [mean({seed: x / published for seed, x in p.mean.items()})]
+        for over in [positive({seed: x / published for seed, x in p.mean.items()})]
     ]
 
 
@@ -176,9 +176,9 @@ def answer(points: Points) -> str:
         abs(x) for (plan, _), x in by.items() if plan in ("fa4-fp8-offset4", "fa4-fp8-threshold0")
     )
     return (
-        "P clips at 448 and its row sum does not, so with offset 8 and threshold 4 the output is"
-        f" too short by {short} % at deviations of {', '.join(f'{d:g}' for d in DEVIATIONS)}; with"
-        f" offset 4, or threshold 0, by {others:.1f} % or less."
+        "The output is too short since P clips at 448 and its row sum does not. With offset 8 and"
+        f" threshold 4 it is {short} % at deviations of {', '.join(f'{d:g}' for d in DEVIATIONS)}."
+        f" With offset 4, or threshold 0, it is {others:.1f} % or less."
     )
 
 
@@ -189,8 +189,8 @@ def rows(points: Points) -> list[list[str]]:
             NAMES[p.plan],
             f"{p.deviation:g}",
             "" if p.published is None else f"{p.published:.3f}",
-            interval(mean(p.mean)),
-            interval(mean(p.root)),
+            interval(positive(p.mean)),
+            interval(positive(p.root)),
             f"{-100 * mean(p.gain).mean:.1f} %",
         ]
         for p in points

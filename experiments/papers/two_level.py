@@ -187,15 +187,15 @@ def claims(points: Points) -> Iterator[Verdict]:
 
 
 def answer(points: Points) -> str:
-    """Return a sentence that says how much too short O is at the largest number of keys."""
-    by, flushed = _longest(points), ("never", "every 4 tiles", "every tile", FP32)
-    shares = "; ".join(
-        f"{values}: {', '.join(f'{by[values, name].short:.2g} % {name}' for name in flushed)}"
-        for values in (ONE_SIGNED, REAL)
-    )
+    """Return in sentences how much too short O is at the largest number of keys."""
+    by = _longest(points)
+    flushed = ("never", "every 4 tiles", "every tile", FP32)
+    one, real = ([f"{by[v, f].short:.2g} %" for f in flushed] for v in (ONE_SIGNED, REAL))
     return (
-        f"How much too short O is with {KEYS[-1]:,} keys, by how often its accumulator is flushed:"
-        f" {shares}."
+        f"With {KEYS[-1]:,} keys of one-signed V, O is {one[0]} too short if its accumulator is"
+        f" never flushed. It is {one[1]} too short with a flush every 4 tiles, {one[2]} with one"
+        f" every tile, and {one[3]} with sums in FP32. On rows of real tensors these four are"
+        f" {', '.join(real)}."
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from roundscope.tools.bench.deliver import Line, show
+from roundscope.tools.report.progress import Counted, telling
 
 STEPS = 20  # the number of steps of a run
 LOOKS = 3  # how often monitors are timed
@@ -38,25 +39,37 @@ class Row:
     same_bits: bool
 
 
-def bench_step(progress: Callable[[str], None]) -> list[Row]:
-    """Return every row; plain JAX comes first for each size."""
-    return [row for size in _sizes() for row in _rows(*size, progress)]
+def bench_step(progress: Callable[[str], None], *, quick: bool = False) -> list[Row]:
+    """Return every row; plain JAX comes first for each size; quick: a smaller model alone."""
+    sizes = _small() if quick else _sizes()
+    counted = Counted(sum(len(_contenders(arms, c.context)) for c, arms in sizes))
+
+    def tell(text: str) -> None:
+        progress(counted(text))
+
+    return [row for size in sizes for row in _rows(*size, tell, counted.next)]
 
 
-def run(as_json: bool) -> None:
+def run(as_json: bool, *, quick: bool = False) -> None:
     """Print the table, or JSON. Raises ArithmeticError where two equal runs have different bits."""
     from dataclasses import asdict
 
-    from roundscope.tools.report.terminal import console, print_json
+    from roundscope.tools.report.terminal import print_json
 
-    with console(stderr=True).status("training step") as status:
-        rows = bench_step(lambda text: status.update(text))
+    with telling("bench step") as tell:
+        rows = bench_step(tell, quick=quick)
     if as_json:
         print_json([asdict(r) for r in rows])
     else:
         _print(rows)
     if differ := [f"{r.what} ({r.size})" for r in rows if not r.same_bits]:
         raise ArithmeticError(f"two equal runs differ in bits: {', '.join(differ)}")
+
+
+def _small() -> list[tuple[Any, int]]:
+    from roundscope.experiments.train.config import Config
+
+    return [(Config(data="repeat", layers=2, width=64, heads=2, context=64, batch=2), 1)]
 
 
 def _sizes() -> list[tuple[Any, int]]:
@@ -75,7 +88,9 @@ def _sizes() -> list[tuple[Any, int]]:
     return [*usual, (gpt2, 1)] if one and is_hopper else usual
 
 
-def _rows(config: Any, arms: int, progress: Callable[[str], None]) -> list[Row]:
+def _rows(
+    config: Any, arms: int, progress: Callable[[str], None], done: Callable[[], None]
+) -> list[Row]:
     c, rows = config, list[Row]()
     model = f"{c.layers} layers, width {c.width}, context {c.context}, batch {c.batch}"
     size = f"{model}, {arms} arm{'s' if arms > 1 else ''}"
@@ -94,6 +109,7 @@ def _rows(config: Any, arms: int, progress: Callable[[str], None]) -> list[Row]:
             same_bits=same,
         )
         rows.append(row)
+        done()
     return rows
 
 

@@ -4,6 +4,7 @@ tape        what a recorded run is
 align       which operations of two runs are the same one
 replay      a run again, with operations of the other in the places of its own
 shares      how much of a gap each of several changes makes
-comparison  what differs between two runs, where it is made, and what it is worth
+comparing   what differs between two runs, where it is made, and what it is worth
+comparison  the answer to that
 tape_file   a tape as a file
 """

@@ -7,8 +7,9 @@ import numpy as np
 
 from roundscope.operations.catalogue import OPERATIONS
 from roundscope.operations.given import calls_given, score_of
-from roundscope.operations.identify import DEPTH, Identified, identify
-from roundscope.operations.models.tape import Entry, Ref, Tape, leaves, mapped
+from roundscope.operations.identified import Identified
+from roundscope.operations.identify import DEPTH, identify
+from roundscope.operations.models.tape import Entry, Tape
 from roundscope.operations.operation import Call, Operation, Shape, Value
 from roundscope.operations.run import plan_of
 
@@ -51,15 +52,10 @@ def calls_of(tape: Tape, number: int) -> list[Call]:
     catalogue does not have it, or if a value was not kept.
     """
     entry = tape.entries[number]
-    known = [tape.values[v].array for v in (*entry.outputs, *_refs(entry))]
-    if any(x is None for x in known):
+    if any(tape.values[v].array is None for v in (*entry.outputs, *entry.reads)):
         return []
-
-    def filled(x: Any) -> Any:
-        return tape.numpy(x.value) if isinstance(x, Ref) else x
-
-    args, kwargs = mapped(filled, tuple(entry.arguments))
-    held = {name: filled(ref) for name, ref in entry.held.items()}
+    args, kwargs = entry.filled(tape.numpy)
+    held = {name: tape.numpy(ref.value) for name, ref in entry.held.items()}
     outputs = [tape.numpy(v) for v in entry.outputs]
     calls = inputs_of(entry, args, kwargs, held)
     if len(outputs) != len(calls):
@@ -68,11 +64,6 @@ def calls_of(tape: Tape, number: int) -> list[Call]:
         Call(name, inputs, settings, {OPERATIONS[name].outputs[0].name: x})
         for (name, inputs, settings), x in zip(calls, outputs, strict=True)
     ]
-
-
-def _refs(entry: Entry) -> list[int]:
-    every = (*leaves(entry.arguments), *entry.held.values())
-    return [x.value for x in every if isinstance(x, Ref)]
 
 
 def inputs_of(

@@ -1,11 +1,11 @@
 """`revive`: the operations of a file run again, each if it gives every bit that the file has."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from roundscope.operations.models.replay import same
-from roundscope.operations.models.tape import Arrays, Entry, Ref, Runner, Tape, mapped
+from roundscope.operations.models.tape import Arrays, Entry, Runner, Tape
 
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError)
 
@@ -33,31 +33,33 @@ def revive(
     found = replace(tape, values=values, arrays=arrays)
     runners: dict[int, Runner] = {}
     for entry in found.entries:
-        kept = [values[v].array for v in entry.outputs]
+        made: Sequence[Any] = ()
         for runner in runners_of(found, entry):
             again = run_entry(found, entry, runner)
-            if again is None or len(again) != len(kept):
+            if again is None or len(again) != len(entry.outputs):
                 continue
-            for v, old, new in zip(entry.outputs, kept, again, strict=True):
-                if old is None:
-                    values[v] = replace(values[v], array=new)
-            if all(
-                old is None or same(arrays.numpy(old), arrays.numpy(new))
-                for old, new in zip(kept, again, strict=True)
-            ):
+            made = again
+            if gives(found, entry, made):
                 runners[entry.number] = runner
                 break
+        for v, x in zip(entry.outputs, made, strict=False):
+            if values[v].array is None:
+                values[v] = replace(values[v], array=x)
     return replace(found, runners=runners)
 
 
 def run_entry(tape: Tape, entry: Entry, runner: Runner) -> list[Any] | None:
     """Return the results of an entry on its own arguments, None if it cannot run."""
-
-    def filled(x: Any) -> Any:
-        return tape.values[x.value].array if isinstance(x, Ref) else x
-
-    args, kwargs = mapped(filled, tuple(entry.arguments))
     try:
-        return runner(args, kwargs)
+        return runner(*entry.filled(lambda v: tape.values[v].array))
     except FAILURES:
         return None
+
+
+def gives(tape: Tape, entry: Entry, made: Sequence[Any]) -> bool:
+    """Return whether numbers are the results of an entry, every bit of those that are kept."""
+    kept = [tape.values[v].array for v in entry.outputs]
+    numpy = tape.arrays.numpy
+    return len(made) == len(kept) and all(
+        x is None or same(numpy(x), numpy(y)) for x, y in zip(kept, made, strict=True)
+    )

@@ -84,6 +84,16 @@ class Entry:
         return self.operation not in PASSED
 
     @property
+    def reads(self) -> list[int]:
+        """The values of its arguments and of what it holds."""
+        return refs([self.arguments, [*self.held.values()]])
+
+    def filled(self, get: Callable[[int], Any]) -> tuple[Any, Any]:
+        """Return its arguments, (args, kwargs), with get(value) in the place of each `Ref`."""
+        args, kwargs = mapped(lambda x: get(x.value) if isinstance(x, Ref) else x, self.arguments)
+        return args, kwargs
+
+    @property
     def title(self) -> str:
         """The operation and its module in words; of an unknown one the function."""
         name = f"{self.operation} ({self.function})" if self.operation == UNKNOWN else ""
@@ -174,6 +184,11 @@ class Tape:
         """How many forward passes there are."""
         return 1 + max((entry.step for entry in self.entries), default=0)
 
+    @property
+    def has_default_logprobs(self) -> bool:
+        """Whether its log-probabilities are computed by `compare`, from the logits."""
+        return self.logprobs is None and self.logits is not None
+
     def numpy(self, value: int) -> np.ndarray:
         """Return a value as an array of NumPy."""
         return self.arrays.numpy(self.values[value].array)
@@ -206,15 +221,11 @@ class Tape:
 
     def run(self, number: int, known: Mapping[int, Any]) -> list[Any]:
         """Run an entry again, with values that are known and else those of the tape."""
-        entry = self.entries[number]
 
-        def filled(x: Any) -> Any:
-            if not isinstance(x, Ref):
-                return x
-            return known[x.value] if x.value in known else self.values[x.value].array
+        def get(v: int) -> Any:
+            return known[v] if v in known else self.values[v].array
 
-        args, kwargs = mapped(filled, entry.arguments)
-        return self.runners[number](args, kwargs)
+        return self.runners[number](*self.entries[number].filled(get))
 
 
 def mapped(change: Callable[[Any], Any], tree: Any) -> Any:

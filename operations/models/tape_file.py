@@ -18,16 +18,7 @@ import numpy as np
 from roundscope.attention.models.capture_file import save_tensors
 from roundscope.emu.plain_data import COUNT, misfit, parsed
 from roundscope.operations.models.align import ending
-from roundscope.operations.models.tape import (
-    PARAMETER,
-    Entry,
-    Ref,
-    Span,
-    Tape,
-    Value,
-    refs,
-    within,
-)
+from roundscope.operations.models.tape import PARAMETER, Entry, Ref, Span, Tape, Value, refs, within
 
 FORMAT = "roundscope-operations-1"
 LIMIT = 2_000_000_000  # bytes
@@ -151,7 +142,7 @@ def load_tape(path: Path) -> Tape:
         entries = [_read(i, entry) for i, entry in enumerate(data["entries"])]
     except ValueError as error:
         raise ValueError(f"{path}: its metadata 'tape': {error}") from None
-    used = {v for e in entries for v in (*e.outputs, *refs([e.arguments, [*e.held.values()]]))}
+    used = {v for e in entries for v in (*e.outputs, *e.reads)}
     used |= {data[name] for name in ("logits", "logprobs", "output") if data[name] is not None}
     if any(v >= len(values) for v in used):
         raise ValueError(f"{path}: its metadata 'tape': a value is missing; capture it again")

@@ -27,7 +27,7 @@ from roundscope.testing.options import ASKED, NOTE, USAGE, Asked
 TOKENS, BATCH, HEADS, DRAWS = 128, 5, 8, 3
 TOKENS_AGAIN = 100  # of calls that are repeated: no whole number of tiles
 CALLS = {"full": False, "causal": True}
-RESULTS = {"forward": ("out",), "gradients": ("dq", "dk", "dv")}
+RESULTS = {"forward": ("out", "lse"), "gradients": ("dq", "dk", "dv")}
 
 
 @pytest.fixture(scope="session")
@@ -44,12 +44,15 @@ def asked(pytestconfig: pytest.Config) -> Asked:
 def test_as_good_as_the_plan(asked: Asked, family: str, call: str, results: str) -> None:
     """A kernel that is less exact than the plan it claims, or more biased, on these inputs."""
     compared, names = _compared(asked, family, CALLS[call]), RESULTS[results]
+    for words in compared.raised.values():
+        pytest.fail(f"The kernel raised an error on these inputs: {words}.", pytrace=False)
     if not set(names) & set(compared.equal):
         pytest.skip("The kernel has no gradients.")
     reasons = [g.sentence for g in compared.gross if g.result in names]
     reasons += [f.sentence for f in compared.alarms if f.result in names]
     if reasons:
-        pytest.fail("\n".join(["Not as good as the plan:", *reasons]), pytrace=False)
+        cause = [compared.suspect] if compared.suspect else []
+        pytest.fail("\n".join(["Not as good as the plan:", *cause, *reasons]), pytrace=False)
 
 
 def _questions(names: Callable[[bool], Iterator[str] | tuple[str, ...]]) -> pytest.MarkDecorator:

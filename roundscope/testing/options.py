@@ -11,6 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
 
+    from roundscope.attention.testing.calls import Inputs, Outputs
     from roundscope.attention.testing.foreign.user import Kernel
     from roundscope.attention.testing.reference import Reference
 
@@ -55,14 +56,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _add(group: pytest.OptionGroup) -> None:
     group.addoption(
         "--kernel",
-        metavar="MODULE:FUNCTION",
-        help="the kernel: a function (q, k, v, *, scale, is_causal) that returns the output",
+        metavar="KERNEL",
+        help="the kernel: MODULE:FUNCTION, a function (q, k, v, *, scale, is_causal) that returns"
+        " the output, or a name that `roundscope check` takes, such as sdpa-flash",
     )
     group.addoption(
         "--claims",
         metavar="PLAN",
-        default="fa2",
-        help="the plan that the kernel must be as good as (default: fa2)",
+        help="the plan that the kernel must be as good as (default: the twin of a kernel that has"
+        " one, else fa2)",
     )
     group.addoption(
         "--kernel-library",
@@ -105,17 +107,39 @@ def _asked(config: pytest.Config) -> Asked:
     """Return what the command line asks."""
     from roundscope.attention.testing.foreign.user import kernel_of
     from roundscope.attention.testing.reference import reference
+    from roundscope.tools.check.options import claims_of
+    from roundscope.tools.identify.adapters import ADAPTERS, plain_name
 
     option = config.getoption
-    features, dtype = option("--kernel-features"), option("--kernel-dtype")
-    kernel = kernel_of(
-        option("--kernel"),
-        library=option("--kernel-library"),
-        layout=option("--kernel-layout"),
-        dtype=dtype,
-    )
-    plan = reference(option("--claims"), dtype)
-    return Asked(kernel=kernel, plan=plan, features=features, dtype=dtype)
+    name, dtype = option("--kernel"), option("--kernel-dtype")
+    if name in ADAPTERS or plain_name(name) != name:
+        kernel = _listed(name)
+    else:
+        kernel = kernel_of(
+            name,
+            library=option("--kernel-library"),
+            layout=option("--kernel-layout"),
+            dtype=dtype,
+        )
+    plan = reference(option("--claims") or claims_of(name), dtype)
+    return Asked(kernel=kernel, plan=plan, features=option("--kernel-features"), dtype=dtype)
+
+
+def _listed(name: str) -> Kernel:
+    """Return a kernel of `roundscope check` by its name; every test of one not here is skipped."""
+    from roundscope.attention.testing.foreign.user import Unavailable, unavailable
+    from roundscope.tools.identify.adapters import kernel
+
+    try:
+        return kernel(name)
+    except ImportError as error:
+        reason = unavailable(error)
+        assert reason is not None
+
+        def missing(x: Inputs) -> Outputs:
+            raise Unavailable(reason)
+
+        return missing
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:

@@ -206,9 +206,9 @@ def test_no_nan_is_lost(name, engine):
         assert lost(name, is_causal, engine=engine) == keys
 
 
-@pytest.mark.parametrize("second", ["hessian", "jacrev", "grad"])
+@pytest.mark.parametrize("second", ["hessian", "jacrev", "grad", "jvp", "jacfwd"])
 def test_a_second_derivative_is_refused_in_words(second):
-    """A RecursionError, or a message that blames a missing reverse mode."""
+    """A RecursionError, a message that blames a missing reverse mode, JAX's own words for jvp."""
     x = jnp.ones((1, 4, 1, 4))
 
     def loss(q):
@@ -218,6 +218,8 @@ def test_a_second_derivative_is_refused_in_words(second):
         "hessian": jax.hessian(loss),
         "jacrev": jax.jacrev(jax.grad(loss)),
         "grad": jax.grad(lambda q: jax.grad(loss)(q).sum()),
+        "jvp": lambda q: jax.jvp(loss, (q,), (q,)),
+        "jacfwd": jax.jacfwd(loss),
     }
     with pytest.raises(TypeError, match=r"attend: .*no derivative; use jax.grad"):
         twice[second](x)

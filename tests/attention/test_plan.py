@@ -149,8 +149,11 @@ def test_at_changes_one_site_and_nothing_else():
     )
     assert all(new[s] == plan[s] for s in Site if s is not Site.O)
     assert new.accumulators == plan.accumulators
-    assert new.name == "fa2-bf16*"
-    assert new.at("p", "e4m3fn", overflow="saturate").name == "fa2-bf16*"
+    assert new.name == "fa2-bf16; O=bf16:stochastic"
+    assert new.describe()["name"] == "fa2-bf16*"  # as results have it that are stored
+    saturated = new.at("p", "e5m2", overflow="saturate")
+    assert saturated.name == "fa2-bf16; O=bf16:stochastic P=e5m2:saturate"
+    assert saturated.at("O", "fp16").name == "fa2-bf16; P=e5m2:saturate O=fp16"
     assert new.at("p", "e4m3fn", overflow="saturate")[Site.P].overflow is Overflow.SATURATE
     assert plan[Site.O].format.name == "fp32"  # the original stays
 

@@ -51,7 +51,7 @@ def measured() -> Iterator[tuple[str, float, float]]:
                 float(row.of_matmul or 0.0),
                 SUMS[row.operand, row.name],
             )
-    for row in bench_attention(lambda text: None, sizes=SIZES["cpu"][:1]):
+    for row in bench_attention(lambda done: None, sizes=SIZES["cpu"][:1]):
         if row.what in ATTENTION:
             yield f"bench attention: {row.what}, of jax.nn", 1.0 / row.times, ATTENTION[row.what]
 

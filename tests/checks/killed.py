@@ -199,7 +199,7 @@ VERBS = {
 HELD = ("cells.rows", "runs.rows", "replayed.rows")
 STARTS = ("run.sqlite", "runs")  # a row each time that a training begins or goes on
 TIMES = ("seconds", "ran")  # keys of what this run did, and not of data
-SILENT = ("doctor", "explain", "formats", "sites", "studies")  # verbs that write no file
+SILENT = ("doctor", "explain", "formats", "plans", "sites", "studies")  # verbs that write no file
 LONG = ("accumulators", "kernels", "bench")  # only where they are named
 ORPHAN = 10.0  # seconds in which a worker must notice that its parent is gone
 

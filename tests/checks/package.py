@@ -26,10 +26,10 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
-LAYERS = ("emu", "attention", "experiments")
+LAYERS = ("emu", "events", "attention", "operations", "tools", "experiments")
 COMMUNITY = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md")
 SOURCES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", *COMMUNITY)
-SOURCES += ("roundscope", "tests", *LAYERS)
+SOURCES += ("roundscope", "src", "tests", *LAYERS)
 PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
 SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 COMMANDS = ("--version", "doctor", "trace --sample --layer layer4")

@@ -4,10 +4,14 @@
 
 FOLDER (build/pages by default) gets the pages and, if a headless Chromium is installed, a PNG file
 of each look: NAME-light-1200.png, NAME-dark-420.png and so on. Look at them. A page that exists is
-not made again; with names, only these are made and taken. Exit code 1 if a command fails.
+not made again; with names, only these are made and taken. The browser also measures each page as a
+phone shows it: how far it runs beyond the window (tables and charts scroll in boxes of their own,
+the page does not), how small the letters of its charts are, and what is cut off inside no box. Exit
+code 1 if a command fails, a page is wider than its window, or letters are below SMALLEST.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -73,6 +77,14 @@ KEPT = {
     "kernels": {"kernels-h200.json": "measured.json"},
 }
 SCHEMES, WIDTHS, TALL = {"light": 1, "dark": 0}, (1200, 420), 12000
+SMALLEST = 7.0  # pixels, of letters in charts
+# appended to a page: what it measures of itself is its title then
+MEASURE = """<script>addEventListener('load',()=>{
+const all=document.documentElement,smallest=Math.min(999,...[...document.querySelectorAll('svg')]
+.filter(s=>s.getBoundingClientRect().width).flatMap(s=>{
+const scale=s.getBoundingClientRect().width/s.viewBox.baseVal.width;
+return [...s.querySelectorAll('text')].map(t=>scale*parseFloat(getComputedStyle(t).fontSize))}));
+document.title=`measured ${all.scrollWidth-innerWidth} ${smallest.toFixed(1)}`})</script>"""
 
 
 def truncated(x: np.ndarray) -> np.ndarray:
@@ -119,11 +131,10 @@ def made(folder: Path, name: str) -> bool:
     return (folder / page).exists()
 
 
-def taken(browser: str, page: Path, stem: str, scheme: str, width: int) -> Path:
-    """Take a picture of a whole page, cut below its end, and return its path."""
-    out = Path(f"{stem}-{scheme}-{width}.png")
+def browsed(browser: str, page: Path, width: int, *more: str) -> str:
+    """Open a page in a headless browser and return what that printed."""
     with tempfile.TemporaryDirectory() as profile:
-        subprocess.run(
+        done = subprocess.run(
             [
                 browser,
                 "--headless",
@@ -132,20 +143,42 @@ def taken(browser: str, page: Path, stem: str, scheme: str, width: int) -> Path:
                 "--disable-background-networking",
                 "--disable-component-update",
                 "--hide-scrollbars",
-                f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}",
                 f"--user-data-dir={profile}",
                 f"--window-size={width},{TALL}",
-                f"--screenshot={out}",
+                *more,
                 page.resolve().as_uri(),
             ],
             check=True,
             capture_output=True,
+            text=True,
         )
+    return done.stdout
+
+
+def taken(browser: str, page: Path, stem: str, scheme: str, width: int) -> Path:
+    """Take a picture of a whole page, cut below its end, and return its path."""
+    out = Path(f"{stem}-{scheme}-{width}.png")
+    look = f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}"
+    browsed(browser, page, width, look, f"--screenshot={out}")
     image = Image.open(out).convert("RGB")
     pixels = np.asarray(image)
     drawn = np.flatnonzero((pixels != pixels[-1, 0]).any((1, 2)))
     image.crop((0, 0, width, min(TALL, int(drawn.max(initial=0)) + 24))).save(out)
     return out
+
+
+def measured(browser: str, page: Path, width: int) -> tuple[int, float]:
+    """Return by how many pixels a page is wider than a window, and its smallest letters in charts.
+
+    The latter are in pixels, 999 of a page without charts.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "page.html"
+        copy.write_text(page.read_text(encoding="utf-8") + MEASURE, encoding="utf-8")
+        text = browsed(browser, copy, width, "--dump-dom")
+    found = re.search(r"<title>measured (-?\d+) ([\d.]+)", text)
+    assert found, "the browser ran no script"
+    return int(found[1]), float(found[2])
 
 
 def main() -> int:
@@ -157,14 +190,18 @@ def main() -> int:
     if browser is None:
         print("no chromium here, so no pictures are taken")
     missing = [name for name in names if not made(folder, name)]
+    bad = 0
     for name in names if browser else ():
         if name not in missing:
-            for scheme in SCHEMES:
-                for width in WIDTHS:
-                    page = folder / PAGES[name][0]
+            page = folder / PAGES[name][0]
+            for width in WIDTHS:
+                for scheme in SCHEMES:
                     print(taken(str(browser), page, str(folder / name), scheme, width))
+                beyond, smallest = measured(str(browser), page, width)
+                bad += beyond > 0 or smallest < SMALLEST
+                print(f"{name}, {width} px: {beyond} px beyond, letters of {smallest} px or more")
     print(f"pages: {len(names) - len(missing)} of {len(names)}, in {folder}")
-    return 1 if missing else 0
+    return 1 if missing or bad else 0
 
 
 if __name__ == "__main__":

@@ -219,7 +219,8 @@ def test_every_word_of_a_plan_is_read(name):
     for choice in own.plan.choices().values():
         for word in choice.words:
             made = plan.changed(f"{choice.name}={word}")
-            assert str(getattr(made, choice.name)).lower() == word and made.name == "fp32*"
+            assert str(getattr(made, choice.name)).lower() == word
+            assert made.name == f"fp32; {choice.name}={word}"
     for site in own.plan.SITES:
         made = plan_of(own, f"fp32; {site}=bf16:toward-zero; {site}.mode=stochastic")
         assert str(made[site]) == "bf16:stochastic"

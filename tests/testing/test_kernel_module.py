@@ -30,6 +30,12 @@ def faulty(q, k, v, *, scale, is_causal):
         raise NotImplementedError("one head")
     out = exact(np.nan_to_num(q), k, v, scale=scale, is_causal=False)
     return out if len(q) > 1 else np.nextafter(out, np.float32(0))
+
+def without_gpu(q, k, v, *, scale, is_causal):
+    raise RuntimeError("No CUDA GPUs are available")
+
+def broken(q, k, v, *, scale, is_causal):
+    raise KeyError("tile")
 """
 ASKED = ("--pyargs", MODULE, "--claims", "fa2-bf16", "--kernel-features", "8")
 FEW = "gaussian or token or entry or NaN or infinity or mask or alone or second"
@@ -96,6 +102,27 @@ def test_a_faulty_kernel_fails_where_it_is_wrong_and_nowhere_else(project):
     word, reason = found["test_edges[one entry and one head, full]"]
     assert word == "skipped" and "(NotImplementedError at kernels.py:18: one head)" in reason
     assert found["test_edges[a mask, full]"] == ("skipped", "The kernel takes no mask.")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [
+        ("kernels:without_gpu", "kernel: needs a GPU, and none is found here"),
+        ("fa4", "kernel: needs flash_attn, which is not installed here"),
+    ],
+)
+def test_a_kernel_that_cannot_run_here_is_skipped_with_a_sentence(project, kernel, reason):
+    """A red CI without a GPU, or a skip that gives another reason; a name that check takes."""
+    found = outcomes(project, "--kernel", kernel, "-k", "gaussian-causal or second or token")
+    assert found and {word for word, _ in found.values()} == {"skipped"}
+    assert all(reason in why for _, why in found.values()), found
+
+
+def test_a_kernel_that_always_raises_has_failed(project):
+    """ "The kernel has no gradients" of a kernel that returns nothing at all."""
+    found = outcomes(project, "--kernel", "kernels:broken", "-k", "gaussian-causal")
+    assert {word for word, _ in found.values()} == {"failed"}
+    assert all("KeyError at kernels.py" in why for _, why in found.values())
 
 
 def test_workers_of_xdist_know_the_kernel(project):

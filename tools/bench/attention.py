@@ -8,10 +8,11 @@ not the launching of its work.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from roundscope.attention.plans.twins import TWINS
 from roundscope.tools.bench.deliver import Bench, Line, deliver, show
 from roundscope.tools.bench.drawing import Drawing, span
 from roundscope.tools.bench.round import race
+from roundscope.tools.report.progress import SELDOM, bar
 
 QUEUED = 0.05  # how many seconds of calls are queued
 CALLS = ("forward", "both")
@@ -101,17 +103,37 @@ SIZES = {
 }
 
 
-def bench_attention(
-    progress: Callable[[str], None], repeat: int = 5, sizes: tuple[Size, ...] | None = None
-) -> list[Row]:
-    """Return every row, size by size; the contestant that others are compared with comes first."""
+QUICK = (Size(batch=1, heads=2, tokens=256, features=32),)
+"""The sizes of --quick."""
+REPEAT, QUICK_REPEAT = 5, 2
+
+
+def sizes_here() -> tuple[Size, ...]:
+    """Return the sizes of the device that JAX has."""
     import jax
 
-    on_cpu, rows = jax.default_backend() == "cpu", list[Row]()
-    for size in sizes or SIZES["cpu" if on_cpu else "gpu"]:
-        progress(f"{size}: compiling")
+    return SIZES["cpu" if jax.default_backend() == "cpu" else "gpu"]
+
+
+def steps_of(sizes: Sequence[Size], repeat: int) -> int:
+    """Return how often `bench_attention` calls its progress: compiled, tried, and each round."""
+    return len(sizes) * (2 + repeat + 1)
+
+
+def bench_attention(
+    progress: Callable[[int], None], repeat: int = REPEAT, sizes: Sequence[Size] = ()
+) -> list[Row]:
+    """Return every row, size by size; the contestant that others are compared with comes first.
+
+    progress: called with the number of steps that are done, of `steps_of`.
+    """
+    import jax
+
+    on_cpu, rows, steps = jax.default_backend() == "cpu", list[Row](), count(1)
+    for size in sizes or sizes_here():
         field = _on_cpu(size) if on_cpu else contestants(size)
-        rows += _rows(size, field, progress, repeat)
+        progress(next(steps))
+        rows += _rows(size, field, lambda: progress(next(steps)), repeat)
     return rows
 
 
@@ -216,12 +238,10 @@ def of_jax(
     )
 
 
-def _rows(
-    size: Size, field: list[Contestant], progress: Callable[[str], None], repeat: int
-) -> list[Row]:
-    progress(str(size))
+def _rows(size: Size, field: list[Contestant], step: Callable[[], None], repeat: int) -> list[Row]:
     runs = {(c.name, call): in_a_row(getattr(c, call), c.wait) for c in field for call in CALLS}
-    times = race(runs, repeat, lambda share: None)
+    step()
+    times = race(runs, repeat, lambda share: step())
     rows = []
     for c in field:
         own, first = ({call: times[x.name, call] for call in CALLS} for x in (c, field[0]))
@@ -251,12 +271,11 @@ def in_a_row(call: Callable[[], Any], wait: Callable[[Any], Any]) -> tuple[Calla
     return lambda: [wait(x) for x in [call() for _ in range(n)][-1:]], n
 
 
-def run(as_json: bool, out: Path | None = None) -> None:
+def run(as_json: bool, out: Path | None = None, *, quick: bool = False) -> None:
     """Print the table, or JSON; with `out`, also write both and a picture to that folder."""
-    from roundscope.tools.report.terminal import console
-
-    with console(stderr=True).status("attention") as status:
-        rows = bench_attention(lambda text: status.update(text))
+    sizes, repeat = (QUICK, QUICK_REPEAT) if quick else (sizes_here(), REPEAT)
+    with bar("attention", steps_of(sizes, repeat), seconds=SELDOM) as progress:
+        rows = bench_attention(progress, repeat, sizes)
     deliver(Bench("attention", None, _print, _drawing), rows, as_json, out)
 
 

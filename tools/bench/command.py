@@ -14,11 +14,13 @@ def run(
     as_json: bool = False,
     out: Path | None = None,
     *,
-    more: Mapping[str, Callable[[bool], None]],
+    quick: bool = False,
+    more: Mapping[str, Callable[..., None]],
 ) -> None:
     """Run one benchmark by its name; `out` is a folder for its numbers and its picture.
 
-    more: benchmarks of other layers, which print their numbers, by name; as_json is given to them.
+    quick: a smaller measurement, whose ratios are rough. more: benchmarks of other layers, which
+    print their numbers, by name; as_json and quick are given to them.
     Raises UsageError for what it cannot do, before it measures anything.
     """
     from roundscope.tools.bench import attention as bench_attention
@@ -26,13 +28,13 @@ def run(
     from roundscope.tools.bench import mx, round
     from roundscope.tools.bench import sweep as bench_sweep
 
-    drawn: dict[str, Callable[[bool, Path | None], None]] = {
+    drawn: dict[str, Callable[..., None]] = {
         "round": partial(round.run, round.ROUNDING),
         "mx": partial(round.run, mx.BLOCKS),
         "dot": bench_dot.run,
         "attention": bench_attention.run,
     }
-    printed: dict[str, Callable[[bool], None]] = {"sweep": bench_sweep.run, **more}
+    printed: dict[str, Callable[..., None]] = {"sweep": bench_sweep.run, **more}
     if what not in (*drawn, *printed):
         raise UsageError(unknown("benchmark", what, (*drawn, *printed)))
     if out is not None and what in printed:
@@ -44,6 +46,6 @@ def run(
         can_replace(out, f"bench-{what}.json", f"bench-{what}.png")
         out.mkdir(parents=True, exist_ok=True)  # which may fail, and better before minutes of work
     if what in printed:
-        printed[what](as_json)
+        printed[what](as_json, quick=quick)
     else:
-        drawn[what](as_json, out)
+        drawn[what](as_json, out, quick=quick)

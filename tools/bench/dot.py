@@ -18,10 +18,11 @@ from roundscope.emu.roundings.modes import rounding
 from roundscope.tools.bench.deliver import Bench, Line, deliver, show
 from roundscope.tools.bench.drawing import Drawing, number, span
 from roundscope.tools.bench.round import THREADS, numba_threads, race
-from roundscope.tools.report.progress import bar
+from roundscope.tools.report.progress import SELDOM, bar
 
 SIZE = 512
 REPEAT = 5
+QUICK, QUICK_REPEAT = 128, 3  # of --quick
 CORES = ("bf16", "fp16", "tf32", "e4m3fn")
 MATMUL = "float32 matmul"
 RIVAL = "MMA-Sim"
@@ -54,10 +55,11 @@ class Row:
     note: str = ""
 
 
-def run(as_json: bool = False, out: Path | None = None) -> None:
+def run(as_json: bool = False, out: Path | None = None, *, quick: bool = False) -> None:
     """Print how fast each accumulator adds; `out` is a folder for the numbers and their picture."""
-    with bar("sums", REPEAT + 1) as done:
-        rows = bench_dot(progress=done)
+    size, repeat = (QUICK, QUICK_REPEAT) if quick else (SIZE, REPEAT)
+    with bar("sums", repeat + 1, seconds=SELDOM) as done:
+        rows = bench_dot(size, repeat, done)
     deliver(Bench("dot", THREADS, _print, _drawing), rows, as_json, out)
 
 

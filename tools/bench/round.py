@@ -24,6 +24,7 @@ from roundscope.tools.report.progress import shares
 
 THREADS = 2
 SIZE = 1 << 26  # values; on a GPU four times as many
+QUICK, QUICK_REPEAT = 1 << 20, 3  # values and rounds of --quick
 CHECKED = 1 << 22  # how many of a GPU's numbers are compared with the processor's
 SECONDS = 0.2  # a rival that would take longer than this gets a shorter slice of the array
 PROBE = 1 << 16  # how many values a rival is first timed on
@@ -277,16 +278,19 @@ def on_gpu(
     ]
 
 
-def measured(contest: Contest) -> list[Row]:
+def measured(contest: Contest, quick: bool = False) -> list[Row]:
     """Return the rows of the processor, then those of a GPU, with a bar for each."""
-    with shares() as part:
+    size, repeat = (QUICK, QUICK_REPEAT) if quick else (SIZE, contest.repeat)
+    with shares(f"bench {contest.name}") as part:
         return [
-            *bench(contest, progress=part(contest.doing)),
-            *on_gpu(contest, progress=part("on the GPU")),
+            *bench(contest, size, repeat, progress=part(contest.doing)),
+            *on_gpu(contest, 4 * size, progress=part("on the GPU")),
         ]
 
 
-def run(contest: Contest, as_json: bool = False, out: Path | None = None) -> None:
+def run(
+    contest: Contest, as_json: bool = False, out: Path | None = None, *, quick: bool = False
+) -> None:
     """Print how fast float32 -> format -> float32 is; `out`: a folder for rows and picture."""
     axis = (
         f"speed / speed of a copy of the same bytes (dashed), on {THREADS} threads or on the"
@@ -296,7 +300,7 @@ def run(contest: Contest, as_json: bool = False, out: Path | None = None) -> Non
     def drawing(rows: list[Row]) -> Drawing:
         return Drawing(_bars(rows), answer(contest.title, rows), axis)
 
-    deliver(Bench(contest.name, THREADS, _print, drawing), measured(contest), as_json, out)
+    deliver(Bench(contest.name, THREADS, _print, drawing), measured(contest, quick), as_json, out)
 
 
 def answer(doing: str, rows: list[Row]) -> str:

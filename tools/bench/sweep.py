@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from roundscope.tools.bench.deliver import Line, show
+from roundscope.tools.report.progress import Counted, telling
 from roundscope.tools.sweep.conditions.cell import Cell, Value
 
 LEGEND = """
@@ -44,17 +45,25 @@ class Row:
         return self.cells / self.seconds
 
 
-def bench_sweep(progress: Callable[[str], None]) -> list[Row]:
-    """Return the rows: the rival first, then numpy on 1, 2 and all cores, then xla."""
+def bench_sweep(progress: Callable[[str], None], *, quick: bool = False) -> list[Row]:
+    """Return the rows: the rival first, then numpy on 1, 2 and all cores, then xla.
+
+    progress: called with what runs now; quick: whether to run fewer cells.
+    """
     from roundscope.tools.sweep.running.executors import cores
 
-    progress("one compilation per cell")
-    rows = [_compiling()]
-    for jobs in dict.fromkeys(j for j in (1, 2, cores()) if j <= cores()):
-        progress(f"numpy, {jobs} workers")
-        rows.append(_pool(jobs))
-    progress("xla")
-    rows.append(_in_batches())
+    each = 15 if quick else 75  # cells of a worker
+    crews = list(dict.fromkeys(j for j in (1, 2, cores()) if j <= cores()))
+    counted = Counted(len(crews) + 2)
+    progress(counted("one compilation per cell"))
+    rows = [_compiling(1 if quick else 3)]
+    for jobs in crews:
+        counted.next()
+        progress(counted(f"numpy, {jobs} workers"))
+        rows.append(_pool(jobs, each))
+    counted.next()
+    progress(counted("xla"))
+    rows.append(_in_batches(1 if quick else 3))
     two = next((r.rate for r in rows if r.what.startswith("numpy, 2 ")), rows[1].rate)
     rival = rows[0].rate
     return [replace(r, against_rival=r.rate / rival, against_two=r.rate / two) for r in rows]
@@ -73,7 +82,7 @@ def _cells(count: int, engine: str, first_seed: int = 0) -> list[Cell]:
     return [cell_of(point) for point in islice(points, count)]
 
 
-def _compiling(count: int = 3) -> Row:
+def _compiling(count: int) -> Row:
     """Run cells each of whose plans is a constant of an executable compiled for it."""
     from roundscope.attention import Record, Site, examine
     from roundscope.tools.sweep.conditions.inputs import draw
@@ -102,12 +111,12 @@ def _compiling(count: int = 3) -> Row:
     )
 
 
-def _pool(jobs: int) -> Row:
+def _pool(jobs: int, each: int) -> Row:
     from roundscope.tools.sweep.running.run import run
     from roundscope.tools.sweep.storage.store import writing
 
     arrived: list[tuple[float, int]] = []
-    cells = _cells(75 * jobs, "numpy")
+    cells = _cells(each * jobs, "numpy")
     with tempfile.TemporaryDirectory() as folder, writing(Path(folder) / "bench.sqlite") as store:
         began = time.perf_counter()
         run(
@@ -127,7 +136,7 @@ def _pool(jobs: int) -> Row:
     )
 
 
-def _in_batches() -> Row:
+def _in_batches(count: int) -> Row:
     """Run cells in batches of one executable, in this process; the first batch compiles it."""
     from roundscope.tools.results.machine import device
     from roundscope.tools.sweep.measuring.measure import batch_size, measure
@@ -136,7 +145,7 @@ def _in_batches() -> Row:
     began = time.perf_counter()
     measure(_cells(size, "xla"))
     middle = time.perf_counter()
-    cells = _cells(3 * size, "xla", first_seed=1000)
+    cells = _cells(count * size, "xla", first_seed=1000)
     for lo in range(0, len(cells), size):
         measure(cells[lo : lo + size])
     seconds = time.perf_counter() - middle
@@ -145,12 +154,12 @@ def _in_batches() -> Row:
     )
 
 
-def run(as_json: bool) -> None:
+def run(as_json: bool, *, quick: bool = False) -> None:
     """Print the table, or JSON."""
-    from roundscope.tools.report.terminal import console, print_json
+    from roundscope.tools.report.terminal import print_json
 
-    with console(stderr=True).status("sweep") as status:
-        rows = bench_sweep(lambda text: status.update(text))
+    with telling("bench sweep") as tell:
+        rows = bench_sweep(tell, quick=quick)
     if as_json:
         print_json([{**asdict(row), "rate": row.rate} for row in rows])
         return

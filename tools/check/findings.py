@@ -72,7 +72,14 @@ class Findings:
             "edges": "it fails at edges",
         }
         reasons = "; ".join(words[test] for test in tests)
-        return f"{self._lost()}{self.name} is not as good as {self.asked.plan}: {reasons}."
+        said = f"{self._lost()}{self.name} is not as good as {self.asked.plan}: {reasons}."
+        suspect = self.suspect
+        return f"{said} {suspect[:1].upper()}{suspect[1:]}." if suspect else said
+
+    @property
+    def suspect(self) -> str:
+        """Which mistake in the code explains a gross failure, in words; "" if none is known."""
+        return "" if self.compared is None else self.compared.suspect
 
     def _lost(self) -> str:
         """Return the first numbers that are not finite as a sentence, with the inputs of all."""
@@ -114,6 +121,7 @@ def of_comparison(compared: Comparison, test: str, seconds: float) -> Iterator[C
         if finding.statistic in OF[test]:
             asked.setdefault((finding.inputs, finding.result), []).append(finding)
     if test == "envelope":
+        yield from _of_sums(compared)
         for kind, words in compared.raised.items():
             sentence = f"It raised an error on these inputs: {words}."
             yield Case(test=test, name=kind, answer=Answer.FAIL, sentence=sentence)
@@ -127,6 +135,23 @@ def of_comparison(compared: Comparison, test: str, seconds: float) -> Iterator[C
             sentence=f"{words[:1].upper()}{words[1:]}.",
             is_lost=is_lost,
             seconds=seconds / len(asked),
+        )
+
+
+def _of_sums(compared: Comparison) -> Iterator[Case]:
+    """Yield a case for each kind of inputs on which the kernel returned L."""
+    for kind, (kernel, plan) in compared.sums.items():
+        gross = [g for g in compared.gross if (g.inputs, g.result) == (kind, "lse")]
+        words = f"Largest error of L {kernel:.3g}, plan {plan:.3g}"
+        if gross:
+            worst = max(gross, key=lambda g: g.size)
+            words = worst.sentence.removeprefix(f"{kind}: lse: ")
+        yield Case(
+            test="envelope",
+            name=f"{kind}: lse",
+            answer=Answer.FAIL if gross else Answer.PASS,
+            sentence=f"{words[:1].upper()}{words[1:]}.",
+            is_lost=any(g.feature is not None for g in gross),
         )
 
 

@@ -1,6 +1,6 @@
 """The options of `roundscope check`: the kernel, the plan it claims, and the sizes of calls."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -209,9 +209,7 @@ def checked(asked: CheckOptions) -> None:
 
 def command_of(asked: CheckOptions, only: tuple[str, ...] | None = None) -> str:
     """Return the command that asks the same again; only: the tests that it runs, None for all."""
-    words = ["roundscope check", quote(asked.source), f"--claims {asked.plan}"]
-    if asked.is_causal is not None:
-        words.append("--causal" if asked.is_causal else "--full")
+    words = ["roundscope check", quote(asked.source), f"--claims {asked.plan}", *call_of(asked)]
     if not asked.backward:
         words.append("--forward")
     if asked.is_strict:
@@ -225,6 +223,14 @@ def command_of(asked: CheckOptions, only: tuple[str, ...] | None = None) -> str:
     if tests != TESTS:
         words.append(f"--only {','.join(tests)}")
     return " ".join(words)
+
+
+def call_of(asked: CheckOptions) -> list[str]:
+    """Return what was said of the calls, as options of every command that takes a kernel."""
+    mode = {None: [], True: ["--causal"], False: ["--full"]}[asked.is_causal]
+    said = ((f.name, getattr(asked.call, f.name)) for f in fields(asked.call))
+    given = [(name, value) for name, value in said if name != "causal" and value is not None]
+    return mode + [f"--{name} {quote(value)}" for name, value in given]
 
 
 def claims_of(source: str) -> str:

@@ -3,6 +3,7 @@
 import math
 import sys
 from dataclasses import fields, replace
+from pathlib import Path
 from shlex import quote
 from typing import Any
 
@@ -17,7 +18,8 @@ from roundscope.attention.testing.comparison import Comparison, Finding, State
 from roundscope.attention.testing.errors import Margins
 from roundscope.attention.testing.exact import RESULTS
 from roundscope.tools.check.findings import MARGINS, QUESTIONS, Findings
-from roundscope.tools.check.options import CheckOptions, command_of
+from roundscope.tools.check.options import CheckOptions, call_of, command_of
+from roundscope.tools.identify.adapters import plain_name
 from roundscope.tools.report.model import (
     Case,
     Cell,
@@ -43,6 +45,11 @@ LIBRARIES = ("jax", "jaxlib", "torch", "triton", "transformers")
 # options that the record has in another form, or that say where and how results are written
 WRITTEN = ("call", "forward", "out", "junit", "json")
 SCHEMA = "roundscope-check-1"
+LONG = 50000  # plans of a search that may take long
+LOOK = (
+    "Next: look longer for the rounding that does this (or does it claim another plan? Name it with"
+    " --claims)"
+)
 MANY = 6  # reasons that are shown
 READ = (
     "A case is one question about the kernel on one kind of inputs. It passes, fails,"
@@ -190,7 +197,7 @@ def _spread(found: Findings) -> list[cases.Case]:
 
 
 def _tests(found: Findings) -> Table:
-    """Return a row for each test: its name, its question, how many of each answer, seconds."""
+    """Return a row for each test: its name, how many of each answer, seconds, its question."""
     rows, marked = [], []
     for test, question in QUESTIONS.items():
         if asked := found.of(test):
@@ -199,14 +206,20 @@ def _tests(found: Findings) -> Table:
             )
             name = Cell(test, "bad" if failed else "good")
             seconds = f"{sum(c.seconds for c in asked):.1f}"
-            rows.append((name, question, passed, noted, Cell(failed, "bad"), skipped, seconds))
+            rows.append((name, Cell(failed, "bad"), passed, noted, skipped, seconds, question))
             marked.append(bool(failed))
-    return Table(("test", "question", "pass", "note", "fail", "not run", "seconds"), rows, marked)
+    return Table(
+        ("test", "fail", "pass", "note", "not run", "seconds", "question"),
+        rows,
+        marked,
+        name="answers",
+    )
 
 
 def _answers(asked: list[cases.Case]) -> Table:
     rows = [(c.name, str(c.answer), c.sentence) for c in asked]
-    return Table(("", "answer", "what was found"), rows, [c.answer is Answer.FAIL for c in asked])
+    failed = [c.answer is Answer.FAIL for c in asked]
+    return Table(("", "answer", "what was found"), rows, failed, name="answers")
 
 
 def _sizes(compared: Comparison) -> list[Part]:
@@ -235,14 +248,18 @@ def next_step(found: Findings) -> tuple[str, str]:
     tests = [test for test in QUESTIONS if any(case.test == test for case in found.failed)]
     again = command_of(asked)
     if not tests:
-        return (
-            f"Next: keep it so, by {_assertion(asked)} in a test, or in CI by",
-            f"{again} --junit check.xml",
-        )
+        is_file = Path(asked.source).is_file()  # which an assertion cannot call
+        how = "" if is_file else f" by {_assertion(asked)} in a test, or"
+        return f"Next: keep it so,{how} in CI by", f"{again} --junit check.xml"
     if any(case.is_lost for case in found.failed):
         return (
             "Next: find the event that overflows or divides by 0 (trace the plan on these inputs,"
             " or print the maxima and row sums of the kernel). After the repair, check again",
+            again,
+        )
+    if found.suspect:
+        return (
+            f"Next: look there in the code: {found.suspect}. After the repair, check again",
             again,
         )
     if "explanation" in tests:
@@ -257,15 +274,19 @@ def next_step(found: Findings) -> tuple[str, str]:
             " repair, check again",
             command_of(asked, tuple(tests)),
         )
-    causal = {None: "", True: " --causal", False: " --full"}[asked.is_causal]
+    is_own = ":" in asked.source and plain_name(asked.source) == asked.source
+    if is_own and (asked.library or asked.layout or asked.dtype != CheckOptions.dtype):
+        longer = replace(asked, budget=LONG)  # identify calls a function in the usual way alone
+        return (LOOK, command_of(longer, ("explanation",)))
     layout = f" --layout {asked.layout}" if asked.layout and ":" not in asked.source else ""
     layer = f" --layer {quote(asked.layer)}" if asked.layer is not None else ""
-    call = causal + layout + layer + (f" --head {asked.head}" if asked.head else "")
-    return (
-        "Next: look longer for the rounding that does this (or does it claim another plan? Name it"
-        " with --claims)",
-        f"roundscope identify {quote(asked.source)}{call} --budget 50000",
+    call = (
+        "".join(f" {word}" for word in call_of(asked))
+        + layout
+        + layer
+        + (f" --head {asked.head}" if asked.head else "")
     )
+    return (LOOK, f"roundscope identify {quote(asked.source)}{call} --budget {LONG}")
 
 
 def _assertion(asked: CheckOptions) -> str:

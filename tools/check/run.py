@@ -111,7 +111,7 @@ def kernel_asked(asked: CheckOptions) -> Kernel:
         )
         return in_time(own, asked.timeout)
     except (ValueError, TypeError, ImportError) as error:
-        raise bad("KERNEL", asked.source, why(error)) from None
+        raise bad("KERNEL", asked.source, unavailable(error) or why(error)) from None
 
 
 def kinds(is_causal: bool | None) -> list[str]:
@@ -379,6 +379,6 @@ def _comparable(x: Inputs, outputs: Outputs) -> Outputs:
     seen = sees.swapaxes(1, 2)[..., None]
     out = np.where(seen, outputs.out, np.float32(0.0))
     if outputs.dq is None or outputs.dk is None or outputs.dv is None:
-        return Outputs(out=out)
+        return Outputs(out=out, lse=outputs.lse)
     dq = np.where(seen, outputs.dq, np.float32(0.0))
-    return Outputs(out=out, dq=dq, dk=outputs.dk, dv=outputs.dv)
+    return Outputs(out=out, lse=outputs.lse, dq=dq, dk=outputs.dk, dv=outputs.dv)

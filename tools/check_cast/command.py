@@ -24,6 +24,7 @@ from roundscope.emu.testing.casts.records import (
     Row,
     Status,
 )
+from roundscope.emu.testing.casts.shared_scales import parted
 from roundscope.emu.testing.differences import bits_of
 from roundscope.emu.testing.foreign import ForeignError, check_timeout, limited
 from roundscope.tools.check_cast.options import CheckCastOptions
@@ -70,13 +71,18 @@ def run(options: CheckCastOptions) -> int:
     function, out = options.function, options.out
     if out is not None:
         checked_folder(out, RECORD)
-    rounding = event_of(options.format)
+    rounding = asked_of(options.format)
     check_timeout(options.timeout)
     cast, chosen = cast_named(function, options.library)
     began = time.perf_counter()
     name = f"check-cast {function} {options.format}"
     try:
-        found = examine_cast(lambda x: limited(cast, options.timeout, x, what="function"), rounding)
+        found = examine_cast(
+            lambda x: limited(cast, options.timeout, x, what="function"),
+            rounding,
+            tensor_scale=options.tensor_scale,
+            divided=options.divided,
+        )
     except ForeignError as error:
         if error.is_refusal:
             raise
@@ -85,6 +91,16 @@ def run(options: CheckCastOptions) -> int:
     told = report(replace(options, library=chosen), found, seconds)
     deliver(told, out, RECORD, as_json=options.json, junit_file=options.junit)
     return 0 if found.passed else 1
+
+
+def asked_of(words: str) -> str | Rounding | BlockFormat:
+    """Return what a text asks for; with one scale for a tensor, a token or a channel, the text.
+
+    Raises ValueError, with the known words, for an unknown one.
+    """
+    plain, scope = parted(words)
+    asked = event_of(plain)
+    return asked if scope is None else words
 
 
 def cast_named(name: str, library: str | None) -> tuple[Callable[[np.ndarray], Any], str]:
@@ -152,7 +168,9 @@ def document(asked: CheckCastOptions, found: CastReport, seconds: float) -> dict
         "schema": SCHEMA,
         "command": command_line(),
         "versions": all_versions("jax" if asked.library == "jax" else "numpy"),
-        "request": request_of(asked.function, asked.format, asked.library),
+        "request": request_of(
+            asked.function, asked.format, asked.library, asked.tensor_scale, asked.divided
+        ),
         "function": asked.function,
         "format": asked.format,
         "library": asked.library,
@@ -183,7 +201,8 @@ def _opening(asked: CheckCastOptions, found: CastReport) -> Opening:
         return Opening(
             f"{asked.function} rounds as {asked.format} does, in every question asked.",
             number,
-            f"roundscope check-cast {asked.function} --format {asked.format} --junit cast.xml",
+            f"roundscope check-cast {asked.function} --format {asked.format}{_more(asked)} --junit"
+            " cast.xml",
             why="Next: keep it so, in CI by",
             mood="good",
         )
@@ -200,6 +219,12 @@ def _opening(asked: CheckCastOptions, found: CastReport) -> Opening:
         why="Next, one of the results that differ, in bits as it should be",
         mood="bad",
     )
+
+
+def _more(asked: CheckCastOptions) -> str:
+    """Return what else was asked, as options that ask it again."""
+    scale = "" if asked.tensor_scale is None else f" --tensor-scale {asked.tensor_scale!r}"
+    return scale + ("" if asked.divided == "exact" else f" --divided {asked.divided}")
 
 
 def _brief(asked: CheckCastOptions, found: CastReport) -> list[Part]:
@@ -245,7 +270,7 @@ def _questions(rows: Sequence[Row], *more: str) -> Table:
         for r in rows
     ]
     heads = ["", "answer", "as asked", *more, "note"]
-    return Table(heads, cells, [r.status is Status.FAIL for r in rows])
+    return Table(heads, cells, [r.status is Status.FAIL for r in rows], name="answers")
 
 
 def share(row: Row) -> str:

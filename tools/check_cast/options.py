@@ -28,9 +28,26 @@ class CheckCastOptions:
             "--format",
             metavar="FORMAT",
             help="What it is meant to do: FORMAT[:MODE][:OVERFLOW], such as e4m3fn:nan, or"
-            " FORMAT[:RULE][:MODE], such as mxfp8_e4m3:rceil.",
+            " FORMAT[:RULE][:MODE], such as mxfp8_e4m3:rceil. int8[tensor], int8[token] and"
+            " int8[channel] have one scale for an array, a row and a column.",
         ),
     ]
+    tensor_scale: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="Of a number format: the scale, such as a calibrated one, that the function"
+            " divides by before it rounds.",
+        ),
+    ] = None
+    divided: Annotated[
+        str,
+        typer.Option(
+            metavar="exact|float32",
+            help="Of a block format: whether a quotient by a scale is rounded once, to its element,"
+            " or to float32 before, as most kernels do.",
+        ),
+    ] = "exact"
     library: Annotated[
         str | None,
         typer.Option(

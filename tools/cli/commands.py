@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from roundscope.tools.errors import UsageError, bad, shown
 from roundscope.tools.options import named
@@ -144,6 +144,19 @@ def _lists() -> dict[str, str]:
         "kernels": ", ".join(ADAPTERS),
         "axes": ", ".join(["tile", *DEFAULTS, *OPTIONAL]),
     }
+
+
+class Sections(TyperGroup):
+    """The commands of a program, which its help lists in sections, each under its title."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a list of commands for each title, in the order in which titles come first."""
+        titles = {n: getattr(c, "rich_help_panel", "") for n, c in self.commands.items()}
+        room = formatter.width - 6 - max(map(len, titles))
+        for title in dict.fromkeys(titles.values()):
+            names = [name for name, own in titles.items() if own == title]
+            with formatter.section(title):
+                formatter.write_dl([(n, self.commands[n].get_short_help_str(room)) for n in names])
 
 
 class NumberCommand(Command):

@@ -77,6 +77,22 @@ def sites(
     sites_view.show(as_json=json, plan=plan)
 
 
+def plans(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Parts of names, formats such as e4m3fn, or operations; by default all.",
+            metavar="WORD",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the plans of attention and of operations: what each is, and whose bits it has."""
+    from roundscope.tools.look import plans as plans_view
+
+    plans_view.show(words or (), as_json=json)
+
+
 @verb
 def trace(options: TraceOptions) -> None:
     """Run attention on tensors: how exact are its results, and which rounding event is to blame?"""

@@ -97,7 +97,7 @@ def _library(given: Any, word: str, argument: str) -> Library:
     if isinstance(given, Tape):
         return "JAX" if "jax" in given.about else "PyTorch"
     if torch := sys.modules.get("torch"):
-        from roundscope.operations.models.torch.recording import Side as TorchSide
+        from roundscope.operations.models.torch.side import Side as TorchSide
 
         is_tuple = isinstance(given, tuple) and 2 <= len(given) <= 4
         side = TorchSide(*given) if is_tuple else given
@@ -138,7 +138,7 @@ def given(word: str, argument: str) -> Any:
     """
     from torch import nn
 
-    from roundscope.operations.models.torch.recording import Side
+    from roundscope.operations.models.torch.side import Side
 
     side = _named(word, argument)
     if isinstance(side, tuple) and 2 <= len(side) <= 4:

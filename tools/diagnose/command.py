@@ -1,6 +1,5 @@
 """`roundscope diagnose`: prints a verdict on tensors or a run, and writes its report and JSON."""
 
-import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -17,7 +16,13 @@ from roundscope.tools.errors import bad
 from roundscope.tools.report.deliver import write
 from roundscope.tools.report.progress import steps
 from roundscope.tools.report.terminal import console, print_json, show
-from roundscope.tools.results.folder import checked_folder, free_folder, request_of, tell_replaced
+from roundscope.tools.results.folder import (
+    as_word,
+    checked_folder,
+    free_folder,
+    request_of,
+    tell_replaced,
+)
 from roundscope.tools.signals import INTERRUPTED
 from roundscope.tools.tensors.layers import path_given, read_layers
 from roundscope.tools.tensors.overrides import Overrides, overrides_of
@@ -36,7 +41,7 @@ def run(options: DiagnoseOptions, of_run: OfRun) -> None:
     path = path_given("RUN_OR_TENSORS", options.source, options.sample)
     is_run = path.is_dir()
     overrides = overrides_of(options.call)
-    layer, plan, out = options.layer, options.plan, options.out
+    layer, plan, out, changes = options.layer, options.plan, options.out, options.changes
     arm, first, until = options.arm, options.first, options.until
     said = {f"--{name}": x for name, x in asdict(options.call).items() if name != "causal"}
     if options.call.causal is not None:
@@ -44,18 +49,20 @@ def run(options: DiagnoseOptions, of_run: OfRun) -> None:
     wrong: dict[str, Any] = {"--arm": arm, "--from": first, "--until": until}
     repair = "is for a run's folder; leave it out"
     if is_run:
-        wrong = {"--layer": layer, "--plan": plan} | said
+        wrong = {"--layer": layer, "--plan": plan, "--set": " ".join(changes) or None} | said
         repair = "is for tensors: a run has its own plan"
     for name, value in wrong.items():
         if value is not None:
             raise bad(name, value, repair)
-    digest = request_of(str(path.resolve()), layer, plan, overrides, arm, first, until)
+    digest = request_of(
+        str(path.resolve()), layer, plan, overrides, arm, first, until, *map(str, changes)
+    )  # without changes as older diagnoses have it
     if out is not None:
         checked_folder(out, RECORD)
     parts = [f"diagnose-{path.resolve().name if is_run else path.stem}"]
     parts += [] if arm is None else [arm]
-    parts += [] if is_run else [plan or USUAL]
-    name = "-".join(re.sub(r"[^A-Za-z0-9_.=-]+", "-", part) for part in parts)
+    parts += [] if is_run else [plan or USUAL, *changes]
+    name = as_word("-".join(parts))[:200]
     folder = out or free_folder(name, digest, RECORD, NAME)
     tell_replaced(folder, digest, RECORD)
     from roundscope.tools.diagnose.report import data, diagnosis
@@ -69,7 +76,7 @@ def run(options: DiagnoseOptions, of_run: OfRun) -> None:
             if is_run:
                 found = of_run(path, options, folder, progress)
             else:
-                found = _of_file(path, layer, plan, overrides, progress)
+                found = _of_file(path, options, overrides, progress)
             progress(LAST, "report")
             if isinstance(found, Findings | Stopped):
                 found = data.diagnosis(found, time.perf_counter() - start)
@@ -87,9 +94,11 @@ def run(options: DiagnoseOptions, of_run: OfRun) -> None:
 
 
 def _of_file(
-    path: Path, layer: str | None, plan: str | None, overrides: Overrides, progress: Progress
+    path: Path, options: DiagnoseOptions, overrides: Overrides, progress: Progress
 ) -> Findings | Stopped:
-    layers = read_layers(path, layer=layer, overrides=overrides)
-    asked = request(TraceOptions(budget=False), plan_for(layers, plan), "none")
+    plan = options.plan
+    layers = read_layers(path, layer=options.layer, overrides=overrides)
+    own = TraceOptions(budget=False, changes=options.changes)
+    asked = request(own, plan_for(layers, plan), "none")
     layers = [noted(each, asked.plan, is_asked=plan is not None) for each in layers]
     return diagnose(layers, asked, path.name, progress)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from roundscope.tools.options import CallOptions, Json, Layers, Sample, to_folder
+from roundscope.tools.options import CallOptions, Changes, Json, Layers, Sample, to_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,7 @@ class DiagnoseOptions:
     sample: Sample = False
     layer: Layers = None
     plan: Annotated[str | None, typer.Option(help="As in trace.")] = None
+    changes: Changes = field(default_factory=list)
     call: CallOptions = field(default_factory=CallOptions)
     arm: Annotated[
         str | None,

@@ -92,7 +92,7 @@ def run(options: IdentifyOptions) -> None:
 def _revived(tape: Any) -> Any:
     """Return a tape with what a file leaves out, views and casts, if PyTorch is installed."""
     try:
-        from roundscope.operations.models.torch.candidates import revived
+        from roundscope.operations.models.torch.reviving import revived
     except ImportError:
         return tape
     return revived(tape)

@@ -93,6 +93,15 @@ def parts_of(report: dict[str, Any]) -> list[Part]:
         ],
         [not c.passed for c in checks],
     )
+    open_to, unknown = (
+        ", ".join(t["name"] for t in traps if t["immune"] is state) for state in (False, None)
+    )
+    if open_to:
+        told = Text(f"Not immune: {open_to}. Do not trust results here; please report this.", "bad")
+    elif unknown:
+        told = Text(f"Not known: {unknown}. The last column says what to do.", "bad")
+    else:
+        told = Text("Traps are what compilers do to arithmetic. Immune to all: nothing to do.")
     if report["passed"]:
         answer = Text("both executors agree with ml_dtypes", "good")
     elif all(c.passed or (c.xla_wrong is None and not c.numba_wrong) for c in checks):
@@ -105,4 +114,4 @@ def parts_of(report: dict[str, Any]) -> list[Part]:
     versions = "  ".join(f"{name} {version}" for name, version in report["versions"].items())
     gap = Text("")
     above = [Text(versions), *map(Text, report["devices"]), gap]
-    return [*above, around, gap, bites, gap, wrong, gap, answer]
+    return [*above, around, gap, bites, told, gap, wrong, gap, answer]

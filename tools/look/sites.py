@@ -27,13 +27,13 @@ def rows(plan: str | None = None) -> list[dict[str, Any]]:
 
 
 def _of_plan(name: str, about: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    from roundscope.attention.arguments import plan_given
     from roundscope.attention.grammar.roundings import accumulator_words, spelled
     from roundscope.attention.places import absent
-    from roundscope.attention.plans.plan import Plan
     from roundscope.attention.sites import PRODUCTS, site_named
 
     try:
-        plan = Plan.preset(name)
+        plan = plan_given(name)
     except ValueError as error:
         raise bad("--plan", name, str(error)) from None
     found = []

@@ -73,7 +73,8 @@ def cache(name: str, folder: Path | None, is_damaged: Callable[[Path], bool]) ->
 def importing(folder: Path) -> Finding:
     """Return what `import roundscope` finds in a Python that is started in this folder.
 
-    Above a clone, the clone's folder hides an editable installation, as a package without content.
+    Above a clone, the clone's folder hides an editable installation that is a finder and no folder
+    on the path, as those of older versions are: as a package without content.
     """
     paths = [str(folder), *(p for p in sys.path if p)]
     spec = importlib.machinery.PathFinder.find_spec("roundscope", paths)
@@ -82,7 +83,7 @@ def importing(folder: Path) -> Finding:
     if spec is not None and spec.origin is None:
         where = folder / "roundscope"
         seen = f"in {folder} it is the folder {where}, which is no package: it has no attend"
-        do = f"start Python in another folder, such as {where}"
+        do = f"run  pip install --editable {where}  again, or start Python in another folder"
         return Finding(name=name, seen=seen, right=False, do=do)
     if spec is not None and (found := Path(str(spec.origin)).parent).resolve() != own:
         do = "start Python in another folder, or set PYTHONPATH, if you meant this one"

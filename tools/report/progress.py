@@ -93,20 +93,27 @@ def drawn(*columns: str, width: int = 20) -> Iterator["Progress"]:
         yield own
 
 
-def _printed(command: str, seconds: float) -> Callable[[str], None]:
+def every_line(
+    command: str, seconds: float, clock: Callable[[], float] = time.monotonic
+) -> Callable[[str], None]:
     """Return a function that prints what runs, a line every so many seconds at most."""
-    tell = every(seconds, lambda line: print(line, file=sys.stderr, flush=True), time.monotonic)
+    tell = every(seconds, lambda line: print(line, file=sys.stderr, flush=True), clock)
     return lambda text: tell(lambda: f"{command}: {text}")
 
 
 @contextmanager
 def bar(
-    text: str, total: int, rest: int = 0, clock: Callable[[], float] = time.perf_counter
+    text: str,
+    total: int,
+    rest: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
+    seconds: float = SECONDS,
 ) -> Iterator[Callable[[int], None]]:
     """Show progress on stderr; yields the function to call with the number of steps done.
 
     text: what runs; total: the number of its steps; rest: the number of steps that the command does
-    after these, which count for the time left.
+    after these, which count for the time left; seconds: between two lines where stderr is no
+    terminal.
     """
     screen, pace = console(stderr=True), Pace(clock)
 
@@ -114,7 +121,7 @@ def bar(
         return left(total - done + rest, pace.rate)
 
     if not screen.is_terminal:
-        tell = every(SECONDS, lambda line: screen.print(line, markup=False, soft_wrap=True), clock)
+        tell = every(seconds, lambda line: screen.print(line, markup=False, soft_wrap=True), clock)
 
         def step(done: int) -> None:
             pace.mark(done)
@@ -141,7 +148,7 @@ def telling(command: str) -> Iterator[Callable[[str], None]]:
     command: the name of the command, with which such a line begins.
     """
     if not console(stderr=True).is_terminal:
-        yield _printed(command, SELDOM)
+        yield every_line(command, SELDOM)
         return
     with drawn("spinner", WHAT, "elapsed") as shown:
         task = shown.add_task("begins")
@@ -158,7 +165,7 @@ def steps(
     no terminal, which begin with the command; None: no lines there.
     """
     if not console(stderr=True).is_terminal:
-        tell = (lambda text: None) if seconds is None else _printed(command, seconds)
+        tell = (lambda text: None) if seconds is None else every_line(command, seconds)
         yield lambda step, text: tell(f"step {step}: {text}")
         return
     with drawn("bar", WHAT, "elapsed") as shown:
@@ -171,12 +178,32 @@ def steps(
 
 
 @contextmanager
-def shares() -> Iterator[Callable[[str], Callable[[float], None]]]:
+def shares(
+    command: str, clock: Callable[[], float] = time.perf_counter
+) -> Iterator[Callable[[str], Callable[[float], None]]]:
     """Show parts of a work, a bar each with the time left.
 
     Yields a function of a part's words, which begins its bar and returns the function to call with
-    the share of the part that was just done.
+    the share of the part that was just done. Where stderr is no terminal, a line is printed every
+    `SELDOM` seconds at most, which begins with the command.
     """
+    if not console(stderr=True).is_terminal:
+        tell = every_line(command, SELDOM, clock)
+
+        def printing(text: str) -> Callable[[float], None]:
+            pace, done = Pace(clock), [0.0]
+
+            def step(share: float) -> None:
+                done[0] += share
+                percent = round(100 * done[0])
+                pace.mark(percent)
+                words = f"{text}, {percent} %", left(100 - percent, pace.rate)
+                tell(", ".join(filter(None, words)))
+
+            return step
+
+        yield printing
+        return
     with drawn(WHAT, "bar", "remaining", width=40) as shown:
 
         def part(text: str) -> Callable[[float], None]:
@@ -184,3 +211,26 @@ def shares() -> Iterator[Callable[[str], Callable[[float], None]]]:
             return lambda share: shown.advance(task, share)
 
         yield part
+
+
+class Counted:
+    """What runs, as "2 of 12, LAYER, 0:01:20 left": parts that take about as long as each other.
+
+    Until the first part is done nothing is said of the time left.
+    """
+
+    def __init__(self, total: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.total, self.done, self.clock, self.began = total, 0, clock, clock()
+
+    def next(self) -> None:
+        """Note that one part more is done."""
+        self.done += 1
+
+    def __call__(self, text: str) -> str:
+        """Return what runs in the part at work; of a single part, the text alone."""
+        if self.total < 2:
+            return text
+        number, rest = min(self.done + 1, self.total), self.total - self.done
+        rate = self.done / max(self.clock() - self.began, 1e-9) if rest else 0.0
+        words = f"{number} of {self.total}, {text}", left(rest, rate)
+        return ", ".join(filter(None, words))

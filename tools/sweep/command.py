@@ -7,13 +7,16 @@ from signal import SIGINT
 from typing import TYPE_CHECKING, Any
 
 from roundscope.tools.errors import ExecutorError, UsageError, bad
-from roundscope.tools.report.terminal import console, print_json
+from roundscope.tools.report.terminal import console, plain, print_json
 from roundscope.tools.signals import SIGNALLED
 from roundscope.tools.sweep.conditions.cell import Cell, left_out, without_repeats
 from roundscope.tools.sweep.options import SweepOptions
+from roundscope.tools.sweep.report.words import many
 
 if TYPE_CHECKING:
+    from roundscope.tools.sweep.report.answers import Answer
     from roundscope.tools.sweep.running.run import Outcome
+    from roundscope.tools.sweep.storage.frames import Frame
 
 FAILED = 1
 MOST_JOBS = 4096
@@ -41,13 +44,19 @@ def run(options: SweepOptions) -> int:
         check_executor(options.executor)
     try:
         from roundscope.tools.sweep.conditions.axes import each_point, spec_of
-        from roundscope.tools.sweep.conditions.condition import cell_of
+        from roundscope.tools.sweep.conditions.condition import CannotRunError, cell_of
 
-        points, by_key = 0, dict[str, Cell]()
-        spec = spec_of(options.axes, options.zips, options.backward)
-        for cell in map(cell_of, each_point(spec)):
+        points, by_key, refused = 0, dict[str, Cell](), list[str]()
+        for point in each_point(spec_of(options.axes, options.zips, options.backward)):
             points += 1
-            by_key[cell.key] = cell
+            try:
+                cell = cell_of(point)
+            except CannotRunError as error:
+                refused.append(str(error))
+            else:
+                by_key[cell.key] = cell
+        if refused:
+            raise UsageError(_refusal(refused, points))
         cells = without_repeats(by_key.values())
         same = len(by_key) - len(cells)
         if options.dry_run:
@@ -65,6 +74,15 @@ def run(options: SweepOptions) -> int:
     except KeyboardInterrupt:
         console(stderr=True).print("interrupted")
         return SIGNALLED + SIGINT
+
+
+def _refusal(refused: list[str], points: int) -> str:
+    """Return that cells cannot run, in words: how many, why, and what to do."""
+    first = "The first is" if len(refused) > 1 else "It is"
+    return (
+        f"{len(refused)} of {many(points, 'cell')} cannot run, so nothing was computed. {first}"
+        f" {refused[0]}"
+    )
 
 
 def _announce(options: SweepOptions, points: int, cells: list[Cell], same: int) -> None:
@@ -108,37 +126,56 @@ def _run(options: SweepOptions, cells: list[Cell], same: int) -> int:
             retry_failed=options.retry_failed,
             progress=progress,
         )
-        report = summary(cells, options.out, outcome)
+        known = answer_of(cells, options.out, outcome)
+        report = summary(cells, options.out, outcome, known)
         report |= {"same": same, "thrown_away": store.thrown_away}
     if options.json:
         print_json(report)
     else:
-        _show(report)
+        _show(report, known[1])
     if outcome.interrupted:
         return SIGNALLED + outcome.interrupted
     return FAILED if outcome.failed else 0
 
 
-def summary(cells: Sequence[Cell], out: Path, outcome: "Outcome") -> dict[str, Any]:
-    """Return a summary of a sweep as data.
-
-    It begins with what is NaN or infinite, and holds counts, how the time was spent, the axes
-    without effect, and the first failure.
-    """
-    from roundscope.tools.sweep.report.effects import idle
-    from roundscope.tools.sweep.report.lost import lost, sentence
-    from roundscope.tools.sweep.running.dry_run import notes
+def answer_of(
+    cells: Sequence[Cell], out: Path, outcome: "Outcome"
+) -> tuple["Frame | None", "Answer | None"]:
+    """Return the cells that the file has of a sweep, and what they say; None for none."""
+    from roundscope.tools.sweep.report.answers import answer
     from roundscope.tools.sweep.storage.frames import frame_of
 
-    some = outcome.done + outcome.failed + outcome.skipped > 0
-    frame = frame_of(out, {cell.key for cell in cells}) if some else None
+    if not outcome.done + outcome.failed + outcome.skipped:
+        return None, None
+    frame = frame_of(out, {cell.key for cell in cells})
+    return frame, answer(frame) if len(frame.rows) else None
+
+
+def summary(
+    cells: Sequence[Cell],
+    out: Path,
+    outcome: "Outcome",
+    known: tuple["Frame | None", "Answer | None"] | None = None,
+) -> dict[str, Any]:
+    """Return a summary of a sweep as data.
+
+    It begins with what is NaN or infinite, and holds the answer (`report.answers`), counts, how the
+    time was spent, the axes without effect, and the first failure. known: `answer_of` these.
+    """
+    from roundscope.tools.sweep.report.answers import as_data
+    from roundscope.tools.sweep.report.effects import idle
+    from roundscope.tools.sweep.report.lost import lost
+    from roundscope.tools.sweep.running.dry_run import notes
+
+    frame, found = answer_of(cells, out, outcome) if known is None else known
     none = None if frame is None else lost(frame)
     failed = {} if frame is None else frame.failed.columns
     errors = dict(zip(failed["key"], failed["error"], strict=True)) if failed else {}
     total = sum(outcome.parts.values())
     return {
         "not_finite": 0 if none is None else int(none.cells.sum()),
-        "answer": "" if frame is None or none is None else sentence(frame, none),
+        "answer": "" if found is None else found.text,
+        "findings": {} if found is None else plain(as_data(found)),
         "file": str(out),
         "cells": len(cells),
         "done": outcome.done,
@@ -153,13 +190,15 @@ def summary(cells: Sequence[Cell], out: Path, outcome: "Outcome") -> dict[str, A
     }
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: dict[str, Any], answer: "Answer | None") -> None:
+    from roundscope.tools.report.terminal import show
+    from roundscope.tools.sweep.report.answers import parts
     from roundscope.tools.sweep.report.effects import changed_nothing
-    from roundscope.tools.sweep.report.words import many, say
+    from roundscope.tools.sweep.report.words import say
     from roundscope.tools.sweep.running.dry_run import said as lines_of
 
-    if found["answer"]:
-        say(found["answer"])
+    if answer is not None:
+        show(parts(answer))
     rate = f", {found['done'] / found['seconds']:.3g} cells per second" if found["done"] else ""
     if found["thrown_away"]:
         say(f"--fresh threw away {many(found['thrown_away'], 'cell')}")
@@ -173,8 +212,8 @@ def _show(found: dict[str, Any]) -> None:
         say(line)
     if found["parts"]:
         shares = sorted(found["parts"].items(), key=lambda part: -part[1])
-        parts = [f"{PARTS.get(n, n)} {100 * share:.0f} %" for n, share in shares if share >= 0.005]
-        say(f"time: {', '.join(parts)}")
+        spent = [f"{PARTS.get(n, n)} {100 * share:.0f} %" for n, share in shares if share >= 0.005]
+        say(f"time: {', '.join(spent)}")
     for line in changed_nothing(found["changed_nothing"], found["not_finite"] > 0):
         say(line)
     if found["failed"]:

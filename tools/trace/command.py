@@ -10,7 +10,7 @@ from roundscope.attention.places import Sizes
 from roundscope.emu.whole_files import safe_names, write_whole
 from roundscope.tools.errors import UsageError
 from roundscope.tools.report.deliver import write
-from roundscope.tools.report.progress import telling
+from roundscope.tools.report.progress import Counted, telling
 from roundscope.tools.report.terminal import plain, print_json, show
 from roundscope.tools.results.folder import checked_folder
 from roundscope.tools.results.machine import command_line
@@ -74,10 +74,15 @@ def run(options: TraceOptions) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with (
-            telling("trace") as progress,
+            telling("trace") as tell,
             np.errstate(over="ignore", invalid="ignore", divide="ignore"),
         ):
             names = safe_names(each.name for each in read)
+            counted = Counted(len(read))
+
+            def progress(text: str) -> None:
+                tell(counted(text))
+
             with records(folder / RECORDS, asked) as keep:
                 summaries = []
                 for name, each in zip(names, layers(), strict=True):
@@ -87,10 +92,11 @@ def run(options: TraceOptions) -> None:
                     keep(name, seen.trace)
                     summaries.append(summarise(seen))
                     del seen  # which is large, before the next one is made
+                    counted.next()
             from roundscope.tools.trace.report.report import report  # which imports matplotlib
 
             document = trace_json.document(summaries, asked, path.name, command_line())
-            found = report(summaries, plain(document | {"request": digest}), progress)
+            found = report(summaries, plain(document | {"request": digest}), tell)
             written = write(found, folder, RECORD)
             if options.png:
                 _drawn(summaries, names, folder)

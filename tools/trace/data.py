@@ -5,6 +5,7 @@ import platform
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from roundscope.attention import Trace
 from roundscope.attention.budget.parts import promotion
 from roundscope.attention.injection import Injection
 from roundscope.emu.whole_files import whole_file
+from roundscope.events.plan import base_name, stored_name
 from roundscope.tools.report.terminal import plain
 from roundscope.tools.results.folder import as_word, free_folder
 from roundscope.tools.results.machine import all_versions
@@ -27,6 +29,7 @@ from roundscope.tools.trace.report.words import plan_changes, sentence
 from roundscope.tools.trace.request import Request
 from roundscope.tools.trace.results import Result, score
 from roundscope.tools.trace.run import blocks
+from roundscope.tools.trace.stopping import stop
 from roundscope.tools.trace.summary import Summary, share_of_rows
 from roundscope.tools.trace.verdict import verdict
 
@@ -74,7 +77,8 @@ def layer(s: Summary) -> dict[str, Any]:
         "digests": s.digests,
         "threshold": s.limit,
         "events": [event(e, s) for e in s.events],
-        "verdict": _plain(verdict(s)),
+        "verdict": {**_plain(verdict(s)), "stop": stop(s)},
+        "injected": {name: {"hit": hit, "of": n} for name, (hit, n) in s.hits.items()},
         "results": {r.name: result(r) for r in s.results},
         "budget": None if s.budget is None else budget(s),
         "delta": d
@@ -207,6 +211,12 @@ def _plain(record: Any) -> dict[str, Any]:
     if isinstance(record, Injection):
         data |= {k: list(v) for k, v in data.items() if isinstance(v, range)}
         data["what"] = {"kind": type(record.what).__name__} | data["what"]
+        if record.share is None:
+            del data["share"], data["seed"]
+        del data["mask"]
+        if record.mask is not None:
+            own = record.mask
+            data["mask"] = {"name": own.name, "shape": list(own.shape), "sha256": own.digest}
     return data
 
 
@@ -221,7 +231,8 @@ def digest(
     overrides: Overrides = AS_THE_FILE,
 ) -> str:
     """Return a digest of what decides a trace, but for the program and the contents of the file."""
-    whole = (str(path.resolve()), layer, layout, overrides, asked)
+    plan = replace(asked.plan, name=stored_name(asked.plan.name))  # as older traces have it
+    whole = (str(path.resolve()), layer, layout, overrides, replace(asked, plan=plan))
     return hashlib.sha256(repr(whole).encode()).hexdigest()[:16]
 
 
@@ -232,7 +243,7 @@ def folder_for(path: Path, asked: Request, request: str) -> Path:
     what a trace left that was killed. Characters that shells or file systems dislike become -.
     request: as `digest` gives it.
     """
-    plan = "-".join([asked.plan.name.rstrip("*"), *plan_changes(asked.plan)])
+    plan = "-".join([base_name(asked.plan.name), *plan_changes(asked.plan)])
     name = f"trace-{path.stem}-{as_word(plan)[:80]}"
     return free_folder(name, request, RECORD, RECORDS)
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from roundscope.tools.options import CallOptions, Json, Layers, Sample, to_folder
+from roundscope.tools.options import CallOptions, Changes, Json, Layers, Sample, to_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,24 +37,15 @@ class TraceOptions:
         str | None,
         typer.Option(help="Order of the axes: BNTH or BTNH; by default as in the file's metadata."),
     ] = None
-    changes: Annotated[
-        list[str],
-        typer.Option(
-            "--set",
-            metavar="CHANGE",
-            help="Change the plan: SITE=FORMAT[:MODE[:OVERFLOW]], SITE.sum=ACCUMULATOR or"
-            " {of_plans}, for example O=bf16:stochastic; repeatable."
-            " docs/reference/grammar.md explains every word.",
-        ),
-    ] = field(default_factory=list)
+    changes: Changes = field(default_factory=list)
     inject: Annotated[
         list[str],
         typer.Option(
             metavar="SITE:WHAT[:WHERE]...",
             help="Add an error to an event, for example O:ulps=0.5:rows=0:64:heads=3, PV:exact or"
             " P:flip=3:rows=5,9; repeatable. WHAT is exact, ulps=X, bias=X (in value, not in"
-            " ulps), set=X, flip=BIT or noise=ULPS. WHERE is {wheres} with numbers, lists and"
-            " ranges; 0:64 leaves 64 out.",
+            " ulps), set=X, flip=BIT or noise=ULPS (so many up or down). WHERE is {wheres} with"
+            " numbers, lists and ranges (0:64 leaves 64 out); share=0.01 is a random part.",
         ),
     ] = field(default_factory=list)
     record: Annotated[
@@ -95,7 +86,7 @@ class TraceOptions:
             " numpy is the fastest for a single trace, since xla compiles first."
         ),
     ] = "numpy"
-    seed: Annotated[int, typer.Option(help="Seed of stochastic rounding and noise.")] = 0
+    seed: Annotated[int, typer.Option(help="Seed of stochastic rounding, noise and shares.")] = 0
     allow_nan: Annotated[
         bool, typer.Option("--allow-nan", help="Accept NaN and infinities in the file.")
     ] = False

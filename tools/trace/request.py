@@ -7,7 +7,7 @@ The words of --set and --inject are `attention.grammar`'s (docs/reference/gramma
 
 from dataclasses import dataclass, field, replace
 
-from roundscope.attention.arguments import ENGINES, check_forward_record
+from roundscope.attention.arguments import ENGINES, check_forward_record, plan_given
 from roundscope.attention.grammar.changes import sites_of
 from roundscope.attention.grammar.injections import check_injection, injection_of
 from roundscope.attention.injection import Injection
@@ -108,7 +108,7 @@ def request(options: TraceOptions, plan: str, beside: str) -> Request:
 
 def _preset(argument: str, name: str) -> Plan:
     try:
-        return Plan.preset(name)
+        return plan_given(name)
     except ValueError as error:
         raise UsageError(f"{argument} '{name}': {error}") from None
 

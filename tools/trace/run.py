@@ -29,7 +29,7 @@ from roundscope.attention.places import in_traces
 from roundscope.attention.sites import BACKWARD, Axes
 from roundscope.attention.trace.parts import site_of
 from roundscope.emu.stats.summary import Stats
-from roundscope.events.plan import check_factors
+from roundscope.events.plan import base_name, check_factors
 from roundscope.tools.compile_cache import keep_compilations
 from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.tensors.layers import Layer
@@ -331,7 +331,7 @@ def _under(plan: Plan, layer: Layer, request: Request, scale: float) -> dict[str
     """Return a layer's results under another plan, without injections; of `exact` unrounded."""
     q, k, v, do = layer.q, layer.k, layer.v, layer.do
     engine = "xla" if request.engine == "pallas" else request.engine  # kernels may lack this plan
-    if plan.name.rstrip("*") == "exact":
+    if base_name(plan.name) == "exact":
         q, k, v = (x.astype(np.float64) for x in (q, k, v))
         do, engine = None if do is None else do.astype(np.float64), "numpy"
     asked = replace(request, engine=engine)
@@ -405,7 +405,7 @@ def _reduced(
     keys = events["P"][1].shape[3] if "P" in events else 1
     block_k = keys if plan.normalise_first else min(request.block_k, keys)
     ones = ones_of(events["P"][1], block_k) if "P" in events else None
-    trace = replace(seen.trace, events=kept)
+    trace = replace(seen.trace, events=kept, exists={})
     arrays: dict[str, Any] = {
         n: None if getattr(seen, n) is None else np.asarray(getattr(seen, n)) for n in RESULTS
     }

@@ -4,7 +4,7 @@ It holds everything that the table, the report and the JSON say, and no array of
 layer's, so that the summaries of all layers of a file fit into memory.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from roundscope.tools.trace.analysis.bias import Event
 from roundscope.tools.trace.analysis.consequences import DeltaDrift, Share
 from roundscope.tools.trace.analysis.running_error import Running, running
 from roundscope.tools.trace.focus import Distinct, Histogram
+from roundscope.tools.trace.repairs import Repair, best_repair
 from roundscope.tools.trace.request import Request
 from roundscope.tools.trace.results import Result, results
 from roundscope.tools.trace.run import Observed, shared_arguments
@@ -50,6 +51,8 @@ class Summary:
     running     the running error of P V along the keys; None if nothing rounds after P V
     drift       the error of delta along the tokens; None without do
     results     out, lse, delta and the gradients, each with its error and what to hold it against
+    repair      the smallest change of the plan that repairs the furthest result, as it was tried
+    hits        by event, how many of its entries injections hit, and how many there are
     """
 
     layer: Layer
@@ -69,6 +72,8 @@ class Summary:
     running: Running | None
     drift: DeltaDrift | None
     results: list[Result]
+    repair: Repair | None = None
+    hits: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def biased_results(self) -> list[Result]:
@@ -123,6 +128,8 @@ def summarise(seen: Observed) -> Summary:
         drift = consequences.delta_drift(
             own["delta"], want["delta"], own["out"], want["out"], seen.layer.do
         )
+    found = results(seen)
+    is_avoided = seen.not_finite is not None and bool(seen.not_finite.avoided_by)
     inputs = {name: getattr(seen.layer, name) for name in ("q", "k", "v", "do", "mask", "sinks")}
     return Summary(
         layer=without_numbers(seen.layer),
@@ -144,7 +151,11 @@ def summarise(seen: Observed) -> Summary:
         running=running(seen, several),
         drift=drift,
         shares=[] if several is None else [_share(seen, events[s]) for s in chain],
-        results=results(seen),
+        results=found,
+        repair=None if is_avoided else best_repair(seen, found, seen.budget),
+        hits={
+            name: (int(x.sum()), int(stats[name].n.sum())) for name, x in seen.trace.hits.items()
+        },
     )
 
 

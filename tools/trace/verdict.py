@@ -4,11 +4,11 @@ import math
 import shlex
 from dataclasses import dataclass
 
-from roundscope.attention.budget.not_finite import number_words
-from roundscope.attention.budget.parts import promotion, repair
-from roundscope.attention.budget.table import ErrorBudget, Line
+from roundscope.attention.budget.table import ErrorBudget
 from roundscope.tools.report.wording import listed
-from roundscope.tools.trace.results import EVENT, Result, score, z_words
+from roundscope.tools.trace.biased import bias, line_words, percent
+from roundscope.tools.trace.repairs import Repair
+from roundscope.tools.trace.results import EVENT, score, z_words
 from roundscope.tools.trace.summary import Summary
 
 LAST_DIGIT = 1e-7  # relative error that leaving in float32 makes, and more
@@ -20,11 +20,12 @@ class Verdict:
     """What a reader should know after one minute.
 
     accuracy   how far the output is from exact attention, and from what is possible
-    bias       which results are too long or too short, and which event makes them so
+    bias       which results are too long or too short, which event makes them so, and which events
+               are biased
     causes     which event makes most of the error of each result
     number     the relative rms error of the output, as text
     step       the options to add to the command for the next step; "" if there is none
-    buys       what that step would show, after "to see how"
+    buys       what that step shows, which was tried, after "to see how"
     """
 
     accuracy: str
@@ -46,25 +47,16 @@ def verdict(s: Summary) -> Verdict:
     if found is not None and found.avoided_by:
         step = " ".join(f"--set {shlex.quote(w)}" for w in found.avoided_by)
         buys = "no number of a result is infinite or NaN then"
-    elif (promoted := _to_promote(s)) is not None:
-        step, buys = _step(s, *promoted)
+    elif s.repair is not None:
+        step, buys = _step(s.repair, s)
     return Verdict(
         accuracy=_accuracy(s),
-        bias=_bias(s),
+        bias=bias(s),
         causes=_causes(s),
         number=percent(s.results[0].error),
         step=step,
         buys=buys,
     )
-
-
-def percent(part: float) -> str:
-    """Return a part of 1 in percent with two digits, or, of 2 and more, as a factor."""
-    if not math.isfinite(part):
-        return number_words(part)
-    if part >= 2.0:
-        return f"{part:.2g} times its size"
-    return f"{100 * part:.2g} %" if part < 0.995 else f"{100 * part:.0f} %"
 
 
 def less(before: float, after: float) -> str:
@@ -123,43 +115,6 @@ def _gradients(s: Summary) -> str:
     return f"The gradients differ{finite}{',' if finite else ''} by: {gradients}."
 
 
-def _bias(s: Summary) -> str:
-    """Return which results are too long or too short, and which event makes them so."""
-    if not s.biased_results:
-        tested = [r for r in s.results if r.gain is not None and r.is_known]
-        if not any(r.gain is not None and r.gain.se > 0.0 for r in tested):
-            return ""
-        if len(tested) == 1:
-            return f"{tested[0].name} is neither too long nor too short by more than chance."
-        names = listed([r.name for r in tested])
-        return f"None of {names} is too long or too short by more than chance."
-    text, first = f"Biased: {listed([too(r) for r in s.biased_results])}.", s.biased_results[0].name
-    cause = culprit(s.budget, s.biased_results[0])
-    if cause is None:
-        return text
-    change = f"{100 * cause.gain[first]:+.2g} %"
-    return (
-        f"{text} The largest cause is {line_words(cause)}, which alone changes {first} by {change}."
-    )
-
-
-def too(r: Result) -> str:
-    """Return by how much a result is too long or too short, with its z."""
-    assert r.gain is not None
-    way = "long" if r.gain.mean > 0.0 else "short"
-    return f"{r.name} is too {way} by {percent(abs(r.gain.mean))} ({z_words(score(r.gain))})"
-
-
-def culprit(budget: ErrorBudget | None, result: Result) -> Line | None:
-    """Return the line that alone makes most of a result's gain, if it makes over a third of it."""
-    if budget is None or result.gain is None or result.name not in budget.gain:
-        return None
-    whole = result.gain.mean
-    lines = [x for x in budget.lines if x.gain[result.name] * whole > 0.0]
-    most = max(lines, key=lambda x: abs(x.gain[result.name]), default=None)
-    return most if most is not None and abs(most.gain[result.name]) > abs(whole) / 3 else None
-
-
 def _causes(s: Summary) -> str:
     """Return which event makes most of the squared error of each result."""
     budget, found = s.budget, s.not_finite
@@ -172,7 +127,8 @@ def _causes(s: Summary) -> str:
         named.setdefault(line_words(line), []).append(share)
     parts = [f"{event} makes {listed(shares)}" for event, shares in named.items()]
     n = len(budget.heads)
-    heads = "" if n == s.layer.q.shape[2] else f" of {n} heads"
+    every = s.layer.q.shape[2]
+    heads = "" if n == every else f", measured on {n} of the {every} heads"
     shares = f"Of the squared error{heads}, {listed(parts)}." if parts else ""
     is_said = found is not None and found.avoided_by
     return f"{'' if is_said else _infinite_causes(budget)} {shares}".strip()
@@ -207,42 +163,17 @@ def _infinite_causes(budget: ErrorBudget) -> str:
     )
 
 
-def line_words(line: Line) -> str:
-    """Return the event and what it rounds to, in words."""
-    return f"{line.part.name} ({line.part.how})" if line.part.places else "the injected error"
-
-
-def _to_promote(s: Summary) -> tuple[Line, str] | None:
-    """Return the event whose promotion makes the error of some result least, and that result.
-
-    Where a result is biased, it is the event that makes it so; where an injected error makes most
-    of an error, there is none.
-    """
-    budget = s.budget
-    if budget is None or not budget.lines or not budget.lines[0].part.places:
-        return None
-    biased = s.biased_results[0] if s.biased_results else None
-    cause = None if biased is None else culprit(budget, biased)
-    if biased is not None and cause is not None and len(cause.part.places) == 1:
-        return cause, biased.name
-    choices = [
-        (line.without[name] / budget.total[name], line, name)
-        for line in budget.lines
-        if line.without is not None and len(line.part.places) == 1
-        for name in _with_shares(budget)
-    ]
-    best = min(choices, key=lambda x: x[0], default=None)
-    return None if best is None or best[0] > 0.95 else best[1:]
-
-
-def _step(s: Summary, line: Line, result: str) -> tuple[str, str]:
-    """Return the options that repair a biasing event or promote another one, and what that does."""
-    budget, plan = s.budget, s.request.plan
-    assert budget is not None
-    repairs = repair(plan, line.part) if any(r.name == result for r in s.biased_results) else []
-    words = [f"--set {shlex.quote(w)}" for w in repairs or promotion(plan, line.part)]
-    if repairs:
-        return " ".join(words), f"far {result} is off when {line.part.name} rounds without a bias"
-    before = budget.total[result]
-    after = line.without[result] if line.without is not None else before
-    return " ".join(words), f"the error of {result} gets {less(before, after)}"
+def _step(found: Repair, s: Summary) -> tuple[str, str]:
+    """Return the options of a repair that was tried, and what it does."""
+    words = " ".join(f"--set {shlex.quote(w)}" for w in found.words)
+    result = next(r for r in s.results if r.name == found.result)
+    if result.is_biased and found.gain is not None and math.isfinite(found.gain.mean):
+        how = "has more bits" if found.is_wider else "rounds without a bias"
+        assert result.gain is not None
+        left = f"{100 * found.gain.mean:+.2g} % ({z_words(score(found.gain))})"
+        was = f"{100 * result.gain.mean:+.2g} %"
+        return (
+            words,
+            f"{result.name} is off by {left}, not {was}, when {found.line.part.name} {how}",
+        )
+    return words, f"the error of {result.name} gets {less(result.error, found.error)}"

@@ -114,6 +114,11 @@ def _check_injection(plan: Plan, injection: Injection) -> None:
     A tensor core reads numbers of its own types. An error that gives another number would be
     rounded away silently.
     """
+    if injection.mask is not None:
+        raise NotFused(
+            f"inject at {injection.site}: the fused kernel has no masks of entries; use share=, or"
+            f" rows and columns"
+        )
     for site in FACTORS:
         is_read = injection.site in (*FACTORS[site], plan.first_term(site))
         if plan.accumulator(site).alignment is None or not is_read:

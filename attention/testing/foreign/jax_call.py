@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from roundscope.attention.testing.calls import Inputs, Outputs, first_of, parts_of
+from roundscope.attention.testing.calls import Inputs, Outputs, first_of, parts_of, sums_of
 from roundscope.emu.testing.foreign import ForeignError
 
 if TYPE_CHECKING:
@@ -37,27 +37,40 @@ def called(
     """
     compiled = _compiled(function, tuple(options.items()), backward)
     tensors = (given(a, dtype, layout) for a in (x.q, x.k, x.v, x.do))
-    results = (array(a, layout) for a in compiled(*tensors, arrays))
-    return Outputs(**dict(zip(("out", "dq", "dk", "dv"), results, strict=False)))
+    found, sums = compiled(*tensors, arrays)
+    results = (array(a, layout) for a in found)
+    lse = sums_of((None, *sums), x)
+    return Outputs(
+        lse=None if lse is None else np.asarray(lse.astype(jnp.float32)),
+        **dict(zip(("out", "dq", "dk", "dv"), results, strict=False)),
+    )
 
 
 @functools.lru_cache(maxsize=64)
 def _compiled(
     function: Callable[..., Any], options: tuple[tuple[str, Any], ...], backward: bool
-) -> Callable[..., tuple[jax.Array, ...]]:
-    """Return the jitted function of q, k, v, do and arrays; it compiles once for each shape."""
+) -> Callable[..., tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]]:
+    """Return the jitted function of q, k, v, do and arrays; it compiles once for each shape.
+
+    It returns the output with the gradients, and what the function returns behind the output.
+    """
 
     def both(
         q: jax.Array, k: jax.Array, v: jax.Array, do: jax.Array, arrays: dict[str, jax.Array]
-    ) -> tuple[jax.Array, ...]:
-        def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            out: jax.Array = first_of(function(q, k, v, **dict(options), **arrays))
-            return out
+    ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+        def attention(
+            q: jax.Array, k: jax.Array, v: jax.Array
+        ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+            result = function(q, k, v, **dict(options), **arrays)
+            out: jax.Array = first_of(result)
+            more = result[1:2] if isinstance(result, (tuple, list)) else ()
+            return out, tuple(a for a in more if isinstance(a, jax.Array))
 
         if not backward:
-            return (attention(q, k, v),)
-        out, pull = jax.vjp(attention, q, k, v)
-        return (out, *pull(do.astype(out.dtype)))
+            out, sums = attention(q, k, v)
+            return (out,), sums
+        out, pull, sums = jax.vjp(attention, q, k, v, has_aux=True)
+        return (out, *pull(do.astype(out.dtype))), sums
 
     return jax.jit(both)
 

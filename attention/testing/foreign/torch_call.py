@@ -7,13 +7,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roundscope.attention.testing.calls import Inputs, Outputs, check_kept, first_of, parts_of
+from roundscope.attention.testing.calls import (
+    Inputs,
+    Outputs,
+    check_kept,
+    first_of,
+    parts_of,
+    sums_of,
+)
 from roundscope.emu.testing.foreign import ForeignError
 
 if TYPE_CHECKING:
     from roundscope.attention.testing.foreign.user import Convention
 
-Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+Attention = Callable[[Tensor, Tensor, Tensor], Any]
 
 
 def device() -> str:
@@ -48,10 +55,13 @@ def called(
     """Return the outputs of one call, and the gradients of its three arguments.
 
     There are no gradients if they are not wanted, or if PyTorch has none of the function's output.
+    Where `lse` is None, that of a function that returns (out, lse) is taken.
     """
     q, k, v = (tensor(a, dtype, layout).requires_grad_(backward) for a in (x.q, x.k, x.v))
-    out = attention(q, k, v)
-    sums = None if lse is None else lse.float().cpu().numpy()
+    result = attention(q, k, v)
+    out: Tensor = first_of(result)
+    lse = sums_of(result, x) if lse is None else lse
+    sums = None if lse is None else lse.detach().float().cpu().numpy()
     if not out.requires_grad:
         return Outputs(out=array(out, layout), lse=sums)
     gradients = torch.autograd.grad(out, (q, k, v), tensor(x.do, dtype, layout).to(out.dtype))
@@ -72,10 +82,11 @@ def run(function: Callable[..., Any], c: "Convention", x: Inputs) -> Outputs:
         out, dq, dk, dv = (array(a, c.layout) for a in results)
         return Outputs(out=out, dq=dq, dk=dk, dv=dv)
 
-    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Any:
         versions = [a._version for a in (q, k, v)]
-        out: Tensor = first_of(function(q, k, v, **options))
+        result = function(q, k, v, **options)
+        first_of(result)
         check_kept(versions, (a._version for a in (q, k, v)))
-        return out
+        return result
 
     return called(attention, x, dtype=dtype, layout=c.layout, backward=c.backward)

@@ -16,7 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.attention.testing.calls import Inputs, Outputs, check_kept, first_of, parts_of
+from roundscope.attention.testing.calls import (
+    Inputs,
+    Outputs,
+    check_kept,
+    first_of,
+    parts_of,
+    sums_of,
+)
 from roundscope.emu.errors import Problem, tidy_errors, unknown
 from roundscope.emu.numbers import check_truth
 from roundscope.emu.shown import shown
@@ -45,6 +52,8 @@ NO_DEVICE = (  # what libraries say, in lower case, where a kernel finds no devi
     "no available kernel",
     "no viable backend for scaled_dot_product_attention",
     "no gpu",
+    "cudnn is not detected",
+    "only interpret mode is supported on cpu",
 )
 
 
@@ -153,13 +162,7 @@ def _run(function: Callable[..., Any], c: Convention, x: Inputs) -> Outputs:
         ForeignError: The function gave no such results, or did what no kernel may do.
         Unavailable: The function needs a GPU or a library that is not here.
     """
-    try:
-        outputs: Outputs = call_foreign(_caller(c.library), function, c, x)
-    except ForeignError as error:
-        cause = error.__cause__
-        if isinstance(cause, Exception) and (reason := unavailable(cause)) is not None:
-            raise Unavailable(reason) from cause
-        raise
+    outputs: Outputs = called_here(_caller(c.library), function, c, x)
     shapes = {"out": (*x.q.shape[:3], x.v.shape[3])}
     shapes |= {f"d{n}": getattr(x, n).shape for n in "qkv"}
     for name, array in outputs.named():
@@ -171,6 +174,17 @@ def _run(function: Callable[..., Any], c: Convention, x: Inputs) -> Outputs:
                 f" layout {c.layout}?",
             )
     return outputs
+
+
+def called_here(function: Callable[..., Any], *given: Any) -> Any:
+    """Return what `call_foreign` does; raise Unavailable if the function needs what is not here."""
+    try:
+        return call_foreign(function, *given)
+    except ForeignError as error:
+        cause = error.__cause__
+        if isinstance(cause, Exception) and (reason := unavailable(cause)) is not None:
+            raise Unavailable(reason) from cause
+        raise
 
 
 def unavailable(error: Exception) -> str | None:
@@ -256,13 +270,16 @@ def _run_numpy(function: Callable[..., Any], c: Convention, x: Inputs) -> Output
     given = [_turned(a, c.layout) for a in (x.q, x.k, x.v, x.do)]
     before = [a.tobytes() for a in given]
     q, k, v, do = given
+    sums = None
     if c.is_own_backward:
         results = parts_of(function(q, k, v, **options | {c.names["do"]: do}))
     else:
-        results = (first_of(function(q, k, v, **options)),)
+        result = function(q, k, v, **options)
+        results, sums = (first_of(result),), sums_of(result, x)
     check_kept(before, (a.tobytes() for a in given))
     named = zip(("out", "dq", "dk", "dv"), results, strict=False)
-    return Outputs(**{name: _float32(a, c.layout) for name, a in named})
+    lse = None if sums is None else np.asarray(sums, np.float32)
+    return Outputs(lse=lse, **{name: _float32(a, c.layout) for name, a in named})
 
 
 def _turned(x: np.ndarray, layout: str) -> np.ndarray:

@@ -24,6 +24,7 @@ from roundscope.events.plan import BasePlan
 from roundscope.events.sites import SiteBase
 from roundscope.operations import OPERATIONS, Operation
 from roundscope.operations.operation import Shape
+from roundscope.tools.look.plans import told
 from roundscope.tools.sweep.conditions.names_view import data as sweep_data
 
 from .cells import code, codes, escaped, paragraphs, table
@@ -79,7 +80,7 @@ def _number(x: float) -> str:
 
 
 def _power(x: float) -> str:
-    return f"2{{sup}}`{math.frexp(x)[1] - 1}`".replace("`-", "`−")
+    return f"2<sup>{math.frexp(x)[1] - 1}</sup>".replace("-", "−")
 
 
 def block_formats() -> str:
@@ -195,7 +196,7 @@ def _words(own: Choice) -> str:
 def preset_list() -> str:
     """Return the table of published plans."""
     rows = [
-        [_link(name), escaped(re.split(r"(?<=\.)\s", _about(make))[0])]
+        [_link(name), escaped(re.split(r"(?<=\.)\s", told(make))[0])]
         for name, make in PRESETS.items()
     ]
     return table(("plan", "what it is"), rows)
@@ -225,14 +226,9 @@ def _link(name: str) -> str:
 
 def _sections(makers: Mapping[str, Callable[[], Plan]]) -> str:
     return "\n".join(
-        f"(plan-{name})=\n### {name}\n\n{paragraphs(_about(make))}\n\n{_plan_table(name)}"
+        f"(plan-{name})=\n### {name}\n\n{paragraphs(told(make))}\n\n{_plan_table(name)}"
         for name, make in makers.items()
     )
-
-
-def _about(f: Callable[[], Plan]) -> str:
-    """Return the docstring of a function that returns a plan, as sentences about the plan."""
-    return re.sub(r"^the\b", "The", (inspect.getdoc(f) or "").removeprefix("Return "))
 
 
 def _plan_table(name: str) -> str:
@@ -364,7 +360,7 @@ def _own_choices(plan: type[BasePlan], name: str) -> str:
 
 def _told(make: Callable[[], BasePlan]) -> list[str]:
     """Return what the docstring of a plan says of its source, and of what it was compared with."""
-    what, _, compared = _about(make).partition("\n\n")
+    what, _, compared = told(make).partition("\n\n")
     return [escaped(what), escaped(compared)]
 
 

@@ -5,21 +5,34 @@ row for each question, such as what the function does with ties, and says which 
 scale rule the function behaves as. Nothing here prints.
 """
 
+import math
+
 import numpy as np
 
-from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
+from roundscope.emu.blocks.format import BlockFormat, block_format
+from roundscope.emu.blocks.names import is_of_blocks
+from roundscope.emu.errors import unknown
+from roundscope.emu.numbers import check_real
 from roundscope.emu.roundings.modes import Rounding, rounding
 from roundscope.emu.testing.casts.blocks import examine_blocks
 from roundscope.emu.testing.casts.elements import examine_elements
 from roundscope.emu.testing.casts.records import CastReport, Example, Function, Row, Status
+from roundscope.emu.testing.casts.shared_scales import of_integers, of_scope, parted
 
 __all__ = ["CastReport", "Example", "Row", "Status", "examine_cast"]
 
 
+DIVIDED = ("exact", "float32")
 WIDEST = 23  # significand bits of a format that float32 inputs can test
 
 
-def examine_cast(function: Function, asked: str | Rounding | BlockFormat) -> CastReport:
+def examine_cast(
+    function: Function,
+    asked: str | Rounding | BlockFormat,
+    *,
+    tensor_scale: float | None = None,
+    divided: str = "exact",
+) -> CastReport:
     """Return what a cast or quantizer does, compared with the rounding that it is meant to do.
 
     The function is called on systematic inputs: every number of the format, ties and the float32
@@ -34,13 +47,22 @@ def examine_cast(function: Function, asked: str | Rounding | BlockFormat) -> Cas
             K) with blocks along the last axis. It returns the numbers that the blocks represent, or
             a tuple (elements, scales) or (elements, scales, tensor_scale) whose elements are
             numbers or codes and whose scales are numbers, codes, or an array of the type e8m0.
-        asked: a `Rounding`, a `BlockFormat`, or the name of a format.
+        asked: a `Rounding`, a `BlockFormat`, or the name of a format. "int8[tensor]",
+            "int8[token]" and "int8[channel]" have one scale for an array, a row and a column; other
+            elements, scales and rules as in "e4m3fn[token]*e8m0fnu:rceil".
+        tensor_scale: of a format of numbers, the scale that the function divides by before it
+            rounds, such as a calibrated one. The function returns codes, numbers of a narrow type,
+            or float32 numbers times the scale.
+
+        divided: of a block format, how numbers are meant to be divided by their scales: "exact",
+            with one rounding to the element, or "float32", with a rounding of the quotient before.
 
     Returns:
         A `CastReport`: a row for each question, and what the function behaves as.
 
     Raises:
-        ValueError: for an unknown name or a format that float32 numbers cannot test, and for a
+        ValueError: for a tensor scale of a block format, or one that is not finite and above 0;
+            for an unknown name or a format that float32 numbers cannot test, and for a
             function that raises an error or returns something that is no array of numbers or codes.
 
     Example:
@@ -52,11 +74,27 @@ def examine_cast(function: Function, asked: str | Rounding | BlockFormat) -> Cas
         >>> [row.name for row in report.failed]
         ['overflow', 'infinities']
     """
-    if isinstance(asked, str) and asked in BLOCK_NAMED:
-        asked = BLOCK_NAMED[asked]
+    scope = None
+    if isinstance(asked, str):
+        asked, scope = parted(asked)
+    if isinstance(asked, str) and is_of_blocks(asked.partition(":")[0]):
+        asked = block_format(asked)
+    if divided not in DIVIDED:
+        raise ValueError(unknown("divided", divided, DIVIDED))
+    if divided != "exact" and not isinstance(asked, BlockFormat):
+        raise ValueError(f"divided='{divided}': is for a block format; leave it out")
+    if tensor_scale is not None:
+        check_real("tensor_scale", tensor_scale, 0.0, math.inf, "it is finite and above 0")
+        if isinstance(asked, BlockFormat):
+            raise ValueError(
+                f"tensor_scale={tensor_scale:g}: is for a format of numbers, such as e4m3fn; the"
+                " scales of blocks are those of their largest magnitudes"
+            )
     with np.errstate(all="ignore"):
         if isinstance(asked, BlockFormat):
-            return examine_blocks(function, asked)
+            function = of_integers(function, asked)
+            called = of_scope(function, scope) if scope else function
+            return examine_blocks(called, asked, scope, is_narrow=divided == "float32")
         r = rounding(asked)
         f = r.format
         if f.precision > WIDEST or not f.fits_binary32 or not f.signed:
@@ -64,4 +102,4 @@ def examine_cast(function: Function, asked: str | Rounding | BlockFormat) -> Cas
                 f"format={f.name}: must be signed, lie inside float32 and have fewer significand"
                 " bits than 24, such as bf16"
             )
-        return examine_elements(function, r)
+        return examine_elements(function, r, tensor_scale or 1.0)

@@ -38,11 +38,16 @@ def faults(f: Format, is_quotient: bool = False) -> dict[str, FaultyCast]:
         f: the format.
         is_quotient: whether the numbers are quotients by a scale, which float32 has to round.
     """
-    wider = [*["fp32"] * is_quotient, *(name for name in ("bf16", "fp16") if name != f.name)]
+    wider = [name for name in ("bf16", "fp16") if name != f.name]
     cut = RoundingMode.TOWARD_ZERO
+    divided = {"divided in float32": _after("fp32")} if is_quotient else {}
     return {
+        **divided,
         **{f"after rounding to {name} first": _after(name) for name in wider},
-        **{f"after cutting off to {name} first": _after(name, cut) for name in wider},
+        **{
+            f"after cutting off to {name} first": _after(name, cut)
+            for name in [*["fp32"] * is_quotient, *wider]
+        },
         ZERO: lambda x, r: x * 0.0,
         FLUSHED: flushed,
         "flushing inputs to zero": flushed_before,
@@ -58,7 +63,9 @@ def _after(name: str, mode: RoundingMode = RoundingMode.TIES_TO_EVEN) -> FaultyC
     return twice
 
 
-def explanations(x: Numbers, got: Numbers, asked: Rounding) -> list[Agreement]:
+def explanations(
+    x: Numbers, got: Numbers, asked: Rounding, is_quotient: bool = False
+) -> list[Agreement]:
     """Return every known rounding with the number of results that it explains, the best first.
 
     The asked rounding comes first among equals.
@@ -67,17 +74,18 @@ def explanations(x: Numbers, got: Numbers, asked: Rounding) -> list[Agreement]:
         x: the finite inputs.
         got: the results.
         asked: the rounding that was asked for.
+        is_quotient: whether the inputs are quotients by a scale, as in `faults`.
     """
     found = [
         Agreement(name=name, agree=int(same(got, cast(x)).sum()), of=x.size)
-        for name, cast in casts(asked)
+        for name, cast in casts(asked, is_quotient)
     ]
     if (got == got[:1]).all() and got[0] != 0:
         found.append(Agreement(name=f"the constant {got[0]:g}", agree=x.size, of=x.size))
     return sorted(found, key=lambda a: -a.agree)
 
 
-def casts(asked: Rounding) -> Iterator[tuple[str, Cast]]:
+def casts(asked: Rounding, is_quotient: bool = False) -> Iterator[tuple[str, Cast]]:
     """Yield known roundings with their names; the asked mode and policy come first."""
     f = asked.format
     modes = sorted(MODES, key=lambda mode: mode is not asked.mode)
@@ -88,5 +96,5 @@ def casts(asked: Rounding) -> Iterator[tuple[str, Cast]]:
             name = f"{f.name}:{mode}:{policy}"
             yield name, partial(round_to, format=r)
             if mode in (RoundingMode.TIES_TO_EVEN, asked.mode):
-                for fault, cast in faults(f).items():
+                for fault, cast in faults(f, is_quotient).items():
                     yield f"{name} {fault}", partial(cast, r=r)

@@ -86,6 +86,24 @@ def explanations(
     return [agreement for agreement, _ in found], found[0][1]
 
 
+def with_narrow(
+    known: list[Agreement],
+    arrays: Sequence[tuple[np.ndarray, np.ndarray]],
+    asked: BlockFormat,
+    carried: float,
+) -> tuple[list[Agreement], FaultyCast, str]:
+    """Return known behaviors, first the asked one with quotients in float32, its cast and name."""
+    cast = faults(asked.element.format, is_quotient=True)["divided in float32"]
+    name = f"{name_of(asked, asked)}, elements divided in float32"
+    quantizer = partial(_scaled, f=asked, scales=_own, cast=cast)
+    equal = [equal_blocks(quantizer(x), y, asked, carried) for x, y in arrays]
+    own = Agreement(
+        name=name, agree=sum(int(e.sum()) for e in equal), of=sum(e.size for e in equal)
+    )
+    others = [a for a in known if a.name != name]
+    return sorted([own, *others], key=lambda a: -a.agree), cast, name
+
+
 def quantizer_named(name: str, asked: BlockFormat) -> Quantizer:
     """Return a known way to quantize by its name."""
     return next(known.quantizer for known in _quantizers(asked) if known.name == name)
@@ -168,11 +186,12 @@ def _with_own_cast(f: BlockFormat) -> Iterator[tuple[str, Quantizer]]:
     for fault, used, stored in _stored_otherwise(f):
         yield fault, partial(_scaled, f=f, scales=used, cast=round_to, stored=stored)
     if not f.tensor:
+        divided = faults(f.element.format, is_quotient=True)["divided in float32"]
         for least in LEAST:
-            yield (
-                f"maxima of at least {least:g}",
-                partial(_scaled, f=f, scales=partial(_floored, least=least), cast=round_to),
-            )
+            floored = partial(_scaled, f=f, scales=partial(_floored, least=least))
+            yield f"maxima of at least {least:g}", partial(floored, cast=round_to)
+            words = f"elements divided in float32, maxima of at least {least:g}"
+            yield words, partial(floored, cast=divided)
     yield "blocks along the other axis", partial(round_blocks, format=f, axis=0)
     for name in ("bf16", "fp16"):
         yield f"inputs rounded to {name} first", partial(_twice, f=f, name=name)

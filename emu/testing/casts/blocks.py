@@ -11,7 +11,7 @@ import numpy as np
 
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
 from roundscope.emu.blocks.layout import from_lines, layout_of, to_lines
-from roundscope.emu.roundings.modes import RoundingMode
+from roundscope.emu.roundings.modes import BINARY32, RoundingMode
 from roundscope.emu.stats.comparison import agree as same
 from roundscope.emu.testing.casts.block_behaviors import (
     equal_blocks,
@@ -19,6 +19,7 @@ from roundscope.emu.testing.casts.block_behaviors import (
     name_of,
     quantizer_named,
     rules_of,
+    with_narrow,
 )
 from roundscope.emu.testing.casts.block_probes import edge_blocks, element_blocks, random_blocks
 from roundscope.emu.testing.casts.elements import (
@@ -49,6 +50,7 @@ from roundscope.emu.testing.casts.records import (
     skipped,
     with_whole,
 )
+from roundscope.emu.testing.casts.shared_scales import Scope
 from roundscope.emu.testing.foreign import ForeignError
 
 LISTED = 20  # blocks that the best rule does not explain
@@ -175,8 +177,14 @@ def _pooled(pairs: list[Pair], f: BlockFormat, asked: BlockFormat) -> _Scales:
     )
 
 
-def examine_blocks(function: Function, asked: BlockFormat) -> CastReport:
-    """Return the judgment of a quantizer that is meant to implement a block format."""
+def examine_blocks(
+    function: Function, asked: BlockFormat, scope: Scope | None = None, *, is_narrow: bool = False
+) -> CastReport:
+    """Return the judgment of a quantizer that is meant to implement a block format.
+
+    scope: what a block stands for, if it is a whole token, channel or array
+    is_narrow: whether quotients are meant to be rounded to float32 before they are to elements
+    """
     arrays = [probes(asked) for probes in (edge_blocks, random_blocks, element_blocks)]
     pairs = [(x, quantized(function, x, asked)) for x in arrays]
     results = [
@@ -185,27 +193,30 @@ def examine_blocks(function: Function, asked: BlockFormat) -> CastReport:
     ]
     carried = 0.0 if asked.power_of_two else CARRIED
     known, cast = explanations(results, asked, carried)
+    own = name_of(asked, asked)
+    if is_narrow:
+        known, cast, own = with_narrow(known, results, asked, carried)
     is_random = asked.element.mode is RoundingMode.STOCHASTIC
     pairs = [(x, under_cast(found, x, asked, cast)) for x, found in pairs]
     scales, exceptions = scale_agreements(pairs, asked)
     drawn = pairs[1][1]
     rows: Sequence[Row] = [
         *scale_rows(pairs, asked),
-        *_element_rows([found for _, found in pairs], asked),
+        *_element_rows([found for _, found in pairs], asked, is_narrow),
         *special_rows(function, asked),
         bias_row(
-            drawn.quotients.reshape(-1),
+            _quotients(drawn, is_narrow).reshape(-1),
             drawn.elements.reshape(-1),
             asked.element,
             of="; of elements within the largest",
         ),
         *steady_rows(function, arrays[1], asked.element),
     ]
-    own, best = name_of(asked, asked), known[0]
+    best = known[0]
     whole = _allowed(pairs, asked) if is_random else next(a for a in known if a.name == own)
     rows = with_whole(rows, "blocks", whole)
     is_asked = is_random and all(row.status is not Status.FAIL for row in rows)
-    shape = _shape_name(asked)
+    shape = _shape_name(asked) if scope is None else _scope_name(asked, scope)
     return CastReport(
         asked=asked,
         title=f"{shape} with {own}",
@@ -226,14 +237,21 @@ def examine_blocks(function: Function, asked: BlockFormat) -> CastReport:
     )
 
 
-def _element_rows(found: list[Quantized], f: BlockFormat) -> list[Row]:
+def _quotients(found: Quantized, is_narrow: bool) -> Numbers:
+    """Return what elements are rounded from: exact quotients, or those that float32 has."""
+    q = found.quotients
+    return q.astype(np.float32).astype(np.float64) if is_narrow else q
+
+
+def _element_rows(found: list[Quantized], f: BlockFormat, is_narrow: bool) -> list[Row]:
     """Return the rows on elements, each judged under the scale that the quantizer used.
 
     Blocks of the smallest scale have a row of their own, since libraries divide by it in ways of
     their own: it is subnormal in float32 where it is 2^-127.
     """
     flat = [
-        np.concatenate(parts) for parts in zip(*(_flat(part, f) for part in found), strict=True)
+        np.concatenate(parts)
+        for parts in zip(*(_flat(part, f, is_narrow) for part in found), strict=True)
     ]
     given, q, elements, products, smallest = flat
     kept = np.isfinite(q) & np.isfinite(products)
@@ -256,11 +274,12 @@ def _element_rows(found: list[Quantized], f: BlockFormat) -> list[Row]:
     ]
 
 
-def _flat(found: Quantized, f: BlockFormat) -> tuple[Numbers, ...]:
+def _flat(found: Quantized, f: BlockFormat, is_narrow: bool) -> tuple[Numbers, ...]:
     """Return flat arrays: inputs, quotients, elements, scales, and 1 where a scale is smallest."""
     products = np.broadcast_to((found.scales * found.tensor)[:, None], found.x.shape)
     smallest = np.broadcast_to((found.scales == f.scale.min_positive)[:, None], found.x.shape)
-    arrays = (found.x, found.quotients, found.elements, products, smallest.astype(np.float64))
+    q = _quotients(found, is_narrow)
+    arrays = (found.x, q, found.elements, products, smallest.astype(np.float64))
     return tuple(array.reshape(-1) for array in arrays)
 
 
@@ -300,6 +319,11 @@ def _shape_name(f: BlockFormat) -> str:
         return f.element.format, f.size, f.rows, f.scale, f.tensor
 
     return next((name for name, g in BLOCK_NAMED.items() if shape(g) == shape(f)), str(f))
+
+
+def _scope_name(f: BlockFormat, scope: Scope) -> str:
+    scale = "" if f.scale == BINARY32.format else f"*{f.scale.name}"
+    return f"{f.element.format.name}[{scope}]{scale}"
 
 
 BLOCKS = 512

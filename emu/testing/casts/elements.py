@@ -11,6 +11,7 @@ these classes, and the rows on bias and on a second call.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -315,19 +316,26 @@ SPECIALS = {
 }
 
 
-def examine_elements(function: Function, asked: Rounding) -> CastReport:
-    """Return the judgment of a cast that is meant to round every number as `asked`."""
+def examine_elements(function: Function, asked: Rounding, scale: float = 1.0) -> CastReport:
+    """Return the judgment of a cast that is meant to round every number as `asked`.
+
+    scale: the number that the function divides by before it rounds, and by which float32 numbers
+        that it returns were multiplied again
+    """
     f, x = asked.format, finite_probes(asked.format)
+    if scale != 1.0:
+        x = (x.astype(np.float64) * scale).astype(F32)
+        x = x[np.isfinite(x)]
     raw = call(function, x)
-    got, wide = numbers_of(raw, f, x.shape, "result"), x.astype(np.float64)
+    got, wide = unscaled(raw, scale, f, x.shape), x.astype(np.float64) / scale
     rows: Sequence[Row] = [
         *class_rows(wide, got, asked),
         zero_row(wide, got, asked, asked.format.negative_zero),
-        *(_special_row(function, name, asked) for name in SPECIALS),
+        *(_special_row(function, name, asked, scale) for name in SPECIALS),
         bias_row(wide[:RANDOM], got[:RANDOM], asked),
         *steady_rows(function, x[:RANDOM], asked),
     ]
-    known, noun = explanations(wide, got, asked), "finite numbers"
+    known, noun = explanations(wide, got, asked, scale != 1.0), "finite numbers"
     agree = int(is_allowed(got, wide, asked)[0].sum())
     whole = Agreement(name=_full(asked), agree=agree, of=wide.size)
     rows = with_whole(rows, noun, whole)
@@ -337,17 +345,32 @@ def examine_elements(function: Function, asked: Rounding) -> CastReport:
     is_asked = is_random and agree == wide.size and not has_failed
     return CastReport(
         asked=asked,
-        title=str(asked),
+        title=str(asked) if scale == 1.0 else f"{asked} of numbers over {scale:g}",
         name=_full(asked),
         whole=whole,
         noun=noun,
-        remaining=_remaining(wide, got, best, asked),
+        remaining=_remaining(wide, got, best, asked, scale != 1.0),
         is_random=is_random,
         behaves_as=best.name if best.agree == best.of else _full(asked) if is_asked else None,
         rows=rows,
         behaviors=tuple(known),
         returned=in_words(raw, f),
     )
+
+
+def unscaled(returned: Any, scale: float, f: Format, shape: tuple[int, ...]) -> Numbers:
+    """Return the elements of what a function returned: codes, or numbers times the scale.
+
+    A product that was rounded to float32 counts as the element that was multiplied.
+    """
+    y = numbers_of(returned, f, shape, "result")
+    wide = ("float32", "float64")
+    if scale == 1.0 or str(returned.dtype).removeprefix("torch.") not in wide:
+        return y
+    p = y / scale
+    nearest = round_to(p, Rounding(format=f, overflow=Overflow.SATURATE))
+    found: Numbers = np.where(np.abs(p - nearest) <= 2.0**-22 * np.abs(nearest), nearest, p)
+    return found
 
 
 def class_rows(
@@ -399,11 +422,11 @@ def zero_row(q: Numbers, got: Numbers, r: Rounding, signed: bool) -> Row:
     return row_of(name, question, good, q, got, expected, f=r.format)
 
 
-def _special_row(function: Function, name: str, r: Rounding) -> Row:
+def _special_row(function: Function, name: str, r: Rounding, scale: float) -> Row:
     """Return the row on infinities or NaN, each of which is a call of its own."""
     question, x = SPECIALS[name]
     try:
-        got = numbers_of(call(function, x), r.format, x.shape, "result")
+        got = unscaled(call(function, x), scale, r.format, x.shape)
     except ForeignError as error:
         if not error.is_refusal:
             raise
@@ -416,10 +439,12 @@ def _special_row(function: Function, name: str, r: Rounding) -> Row:
     return row_of(name, question, good, wide, got, expected, f=r.format)
 
 
-def _remaining(x: Numbers, got: Numbers, best: Agreement, asked: Rounding) -> str:
+def _remaining(
+    x: Numbers, got: Numbers, best: Agreement, asked: Rounding, is_quotient: bool
+) -> str:
     if best.agree == best.of:
         return ""
-    wrong = np.flatnonzero(~same(got, dict(casts(asked))[best.name](x)))
+    wrong = np.flatnonzero(~same(got, dict(casts(asked, is_quotient))[best.name](x)))
     return f", such as {x[wrong[0]]:.9g}, which becomes {got[wrong[0]]:.9g}"
 
 

@@ -39,6 +39,10 @@ def series(
         ax.plot([place] * len(dots), dots, ".", color=color, ms=4.5, alpha=0.28, mew=0)
     centre = np.array([e.mean for e in estimates])
     below = [e.mean - e.low for e in estimates]
+    if geometric:  # the difference may round to the mean, and the bar would end at 0
+        below = [
+            min(length, e.mean * (1 - 1e-9)) for length, e in zip(below, estimates, strict=True)
+        ]
     ax.errorbar(
         move,
         centre,

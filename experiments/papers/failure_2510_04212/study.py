@@ -29,7 +29,7 @@ QUESTION = "What kills low-precision attention in training, and what cures it?"
 REPAIRS = {
     "7": "O in FP32",
     "5": "delta = rowsum(P dP)",
-    "10 beta 2": "the stabilized softmax",
+    "10 beta 2": "The stabilized softmax",
     "centred": (
         "delta = rowsum(P dP) / rowsum(P), with which rows of dS sum to zero whatever was rounded,"
     ),
@@ -141,7 +141,7 @@ def results(scale: trials.Scale, store: Store) -> trials.Results | None:
 
 
 def answer(r: trials.Results) -> str:
-    """Return the answer in one sentence."""
+    """Return the answer: what kills in a sentence, then the cases and each repair in one."""
     failing = [case.name for case in r.scale.cases if r.fails(case.name)]
     if not failing:
         return (
@@ -151,14 +151,14 @@ def answer(r: trials.Results) -> str:
     words = {case.name: case.words for case in r.scale.cases}
     own = r.of(trials.PUBLISHED, trials.FAILS)
     killed = "; ".join(f"{name}: {words[name]}" for name in failing)
-    published = f", qiu-yao as it is in {diverged(own)} of {len(own)}" if own else ""
+    published = f" qiu-yao as it is diverged in {diverged(own)} of {len(own)}." if own else ""
     # a repair is tried where it could work: P_DP not where it is the failure itself, the stabilizer
     # not where ties cannot be the cause
     biased = [case.name for case in r.scale.cases if case.mode != "ties-to-even"]
     unfair = {"5": [trials.OTHER_DELTA], "10 beta 2": biased}
     parts = [
-        f"training diverged in every run of case{'s' if len(failing) > 1 else ''}"
-        f" {listed(failing)} ({killed}){published}, in FP32 never"
+        f"Training diverged in every run of case{'s' if len(failing) > 1 else ''}"
+        f" {listed(failing)}, in FP32 never.{published} The cases: {killed}"
     ]
     for row, name in REPAIRS.items():
         parts.append(_repair(r, [c for c in failing if c not in unfair.get(row, [])], row, name))
@@ -168,10 +168,11 @@ def answer(r: trials.Results) -> str:
         if diverged(own) > before:
             worse.append(f"{name} ({diverged(own)} of {len(own)} diverged, {before} without it)")
     if worse:
-        parts.append(f"it does not help {listed(worse)}, which not every run diverged in")
+        parts.append(f"That does not help {listed(worse)}, which not every run diverged in")
     left = [name for name in failing if diverged(r.of(name, "centred"))]
     also = f", and in {listed(left)} something else" if left else ""
-    return f"Rows of dS that do not sum to zero{also}: {'; '.join(text for text in parts if text)}."
+    told = ". ".join(filter(None, parts))
+    return f"What kills are rows of dS that do not sum to zero{also}. {told}."
 
 
 def _repair(r: trials.Results, failing: Sequence[str], row: str, name: str) -> str:

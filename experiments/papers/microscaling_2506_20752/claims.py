@@ -15,7 +15,14 @@ from enum import StrEnum
 import numpy as np
 
 from roundscope.experiments.framework.counts import LEVEL, at_least, counted, diverged, share, signs
-from roundscope.experiments.framework.estimates import Estimate, Values, factor, mean, ratio
+from roundscope.experiments.framework.estimates import (
+    Estimate,
+    Values,
+    factor,
+    mean,
+    positive,
+    ratio,
+)
 from roundscope.experiments.framework.verdicts import (
     LARGER,
     SAME,
@@ -184,7 +191,7 @@ def epsilon(found: Found) -> Iterator[Verdict]:
         return verdict_on("epsilon", claim, case, judge(e, holds), told, e, note)
 
     def average(name: str, unit: float = 1.0) -> str:
-        e = mean(middle(found, name))
+        e = (mean if name.startswith("cosine") else positive)(middle(found, name))
         return interval(replace(e, mean=unit * e.mean, low=unit * e.low, high=unit * e.high))
 
     zeta = middle(found, "zeta")

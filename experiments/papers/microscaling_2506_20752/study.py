@@ -289,20 +289,20 @@ def answer(found: Found) -> str:
     if not own or not exact:
         return "The base runs are not there yet."
     sure = LIKELY[signs(paired(own, exact)).word.value]
-    counts = f"{mx} diverged in {_of(own)} runs and FP32 on the same rows in {_of(exact)} ({sure})"
+    counts = f"{mx} diverged in {_of(own)} runs and FP32 on the same rows in {_of(exact)} ({sure})."
     longer = limit = shift = ""
     for setting in found.scale.settings[1:]:  # FP32 in more steps: is it caused, or hastened?
         alone, steps = found.of(setting.name, EXACT, found.scale.rate), setting.config.steps
         if alone and setting.config == replace(found.scale.base.config, steps=steps):
-            longer = longer or f"; within {steps} steps FP32 diverged in {_of(alone)}"
+            longer = longer or f" Within {steps} steps FP32 diverged in {_of(alone)}."
     if frozen:
         start = "With LayerNorm's shift frozen from the first step"
         shift = f" {start} {mx} diverged in {_of(frozen)}."
     of_all = (claims.limits(found.of(found.scale.base.name, f)) for f in (mx, EXACT))
     if (e := ratio(*of_all)).seeds >= 2:
         ends = f"{e.mean:.2f} [{e.low:.2f}, {e.high:.2f}]"
-        limit = f"; it fails at {ends} of the rate at which FP32 does"
-    return f"{counts}{longer}{limit}.{shift} {_interventions(found)}"
+        limit = f" {mx} fails at {ends} of the rate at which FP32 does."
+    return f"{counts}{longer}{limit}{shift} {_interventions(found)}"
 
 
 def _of(runs: Runs) -> str:

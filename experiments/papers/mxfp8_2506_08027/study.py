@@ -12,7 +12,14 @@ from matplotlib.figure import Figure as Picture
 
 from roundscope.emu.blocks.names import ScaleRule
 from roundscope.experiments.framework.counts import diverged
-from roundscope.experiments.framework.estimates import Estimate, Values, factor, mean, ratio
+from roundscope.experiments.framework.estimates import (
+    Estimate,
+    Values,
+    factor,
+    mean,
+    positive,
+    ratio,
+)
 from roundscope.experiments.framework.figures.series import GRID
 from roundscope.experiments.framework.study import Figure, Study, Table
 from roundscope.experiments.framework.verdicts import (
@@ -162,7 +169,7 @@ def _operands(r: Results) -> Iterator[Verdict]:
             for e in ("E5M2", "E4M3")
         )
         e = ratio(wide["error"], narrow["error"])
-        zeros = [interval(mean(_percent(own["underflow"])), " %") for own in (wide, narrow)]
+        zeros = [interval(positive(_percent(own["underflow"])), " %") for own in (wide, narrow)]
         measured = f"error, E5M2 / E4M3 {interval(e)}; to zero {zeros[0]} and {zeros[1]}"
         claim = f"32 numbers need E4M3's precision more than E5M2's range: {name}"
         yield audit("formats", claim, e, LARGER, measured)
@@ -490,7 +497,8 @@ def rows(r: Results) -> Iterator[list[str]]:
             above = interval(mean({s: 1e3 * v for s, v in r.gaps(lr, name, BF16).items()}))
         if model == "proxy" and name != FP32:
             over = interval(r.over(lr, name, FP32))
-            zeta, along = (interval(mean(r.seen(lr, name, m))) for m in ("zeta", "along"))
+            zeta = interval(positive(r.seen(lr, name, "zeta")))
+            along = interval(mean(r.seen(lr, name, "along")))
         count = f"{diverged(runs)} of {len(runs)}"
         yield [model, f"{lr:g}", name, count, loss, above, over, zeta, along]
 

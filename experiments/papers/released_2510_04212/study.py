@@ -285,7 +285,7 @@ def answer(r: Results) -> str:
             for case in ROWS
             if (name, case, ITSELF) in r and _is_killed(r, name, case)
         ]
-        which = f": {'; '.join(failed)}" if failed else ""
+        which = f". They are: {'; '.join(failed)}" if failed else ""
         parts.append(f"{name} fails in {len(failed)} of {len(ROWS)} cases{which}")
     for name in ARITHMETICS:  # which change averts most divergences at three times the rate?
         tried = {

@@ -487,7 +487,7 @@ def measured(
     if draw and not file.exists():
         return Outcome(launches=launches, there=0, ran=0), None
     if not draw:
-        with writing(file) as store, sweep.bar() as progress:
+        with writing(file) as store, sweep.bar("golden") as progress:
             came = sweep.run(cells, store, jobs=jobs, retry_failed=True, progress=progress)
         done, interrupted = came.done, bool(came.interrupted)
     if not (draw or interrupted or read_drifts(file, training)[0]):

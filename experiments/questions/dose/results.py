@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from roundscope.attention.sites import Site
 from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.framework.counts import Time, time_of
-from roundscope.experiments.framework.estimates import Estimate, grouped, mean
+from roundscope.experiments.framework.estimates import Estimate, grouped, mean, positive
 from roundscope.experiments.framework.figures.series import CALM, GRID, LETHAL, decades
 from roundscope.experiments.framework.verdicts import interval
 from roundscope.experiments.framework.words import pairs
@@ -129,7 +129,7 @@ def numbers_of(runs: Runs) -> dict[str, Any]:
 def words_of(r: Results, runs: Runs, *, has_exact: bool) -> list[str]:
     """Return when runs diverged, their loss, and loss and growth over the exact arms', in words."""
     lost = sum(not math.isfinite(run.loss) for run in runs)
-    loss = interval(mean({run.seed: run.loss for run in runs}))
+    loss = interval(positive({run.seed: run.loss for run in runs}))
     against = [interval(r.excess(runs)), interval(r.growth(runs))] if has_exact else ["", ""]
     return [time_of(runs).words, loss + (f", {lost} not finite" if lost else ""), *against]
 

@@ -157,8 +157,8 @@ def scaling_answer(found: Found, columns: Sequence[Column]) -> str:
     exact = {case.dose: found.time(case) for case in found.cases if case.name == EXACT}
     lost, runs = sum(t.diverged for t in exact.values()), sum(t.runs for t in exact.values())
     return (
-        f"p*, the most bits at which toward zero made more than half of {len(found.topic.seeds)}"
-        f" seeds diverge, is for {'; '.join(parts)}. In FP32 {lost} of {runs} diverged."
+        f"p* is the most bits at which toward zero made more than half of {len(found.topic.seeds)}"
+        f" seeds diverge. It is for {'; '.join(parts)}. In FP32 {lost} of {runs} diverged."
     )
 
 
@@ -304,9 +304,9 @@ def identity_answer(found: Found) -> str:
     else:
         start = "Partly" if kept[0] / kept[1] < 0.5 * broken[0] / broken[1] else "Not by these runs"
     return (
-        f"{start}: where the rows of dS no longer sum to 0, {broken[0]} of {broken[1]} runs"
-        f" diverged and the final loss is {broken[2]} nats above exact; where they do, with the"
-        f" same events as wrong, {kept[0]} of {kept[1]} and {kept[2]} nats."
+        f"{start}. Where the rows of dS no longer sum to 0, {broken[0]} of {broken[1]} runs"
+        f" diverged and the final loss is {broken[2]} nats above exact. Where they do sum to 0, and"
+        f" the same events are as wrong, it is {kept[0]} of {kept[1]} and {kept[2]} nats."
     )
 
 

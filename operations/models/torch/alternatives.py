@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from roundscope.operations.models.tape import Entry, Ref, Tape, leaves, mapped, refs
+from roundscope.operations.models.tape import Entry, Tape, refs
 from roundscope.operations.models.torch.candidates import CANDIDATES, Held
+from roundscope.operations.models.torch.memory import run_again
 
 Get = Callable[[int], Any]  # the numbers of a value of the tape
 
@@ -48,9 +49,7 @@ def alternatives(tape: Tape, entry: Entry) -> Iterator[Alternative]:
 
 
 def _plain(function: Callable[..., Any], entry: Entry, get: Get) -> list[Any]:
-    args, kwargs = mapped(lambda x: get(x.value) if isinstance(x, Ref) else x, entry.arguments)
-    with torch.no_grad():
-        return [x for x in leaves(function(*args, **kwargs)) if isinstance(x, Tensor)]
+    return run_again(function, (), {}, *entry.filled(get))
 
 
 def _maker(tape: Tape, value: int, operation: str) -> Entry | None:

@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from roundscope.emu.shown import shown
-from roundscope.operations.models.comparison import Comparison, compare_tapes
+from roundscope.operations.models.comparing import compare_tapes
+from roundscope.operations.models.comparison import Comparison
 from roundscope.operations.models.tape import Tape
 from roundscope.operations.models.tape_file import is_tape, load_tape
 from roundscope.operations.models.torch.arrays import TensorArrays
-from roundscope.operations.models.torch.candidates import revived, words_of
+from roundscope.operations.models.torch.candidates import is_plan
 from roundscope.operations.models.torch.dumps import read_results
 from roundscope.operations.models.torch.emulated import Emulated, with_plans, words_by_plan
 from roundscope.operations.models.torch.partial import compare_results
-from roundscope.operations.models.torch.recording import Side, record
+from roundscope.operations.models.torch.recording import record
+from roundscope.operations.models.torch.reviving import revived, words_of
+from roundscope.operations.models.torch.side import Side
 
-PLANNED = "the plan "  # begins the words of candidates that are plans
 Given: TypeAlias = "Side | tuple[Any, ...] | str | os.PathLike[str] | Tape"
 Other: TypeAlias = "Given | Mapping[str, Any]"
 
@@ -100,7 +102,7 @@ def _notes(tapes: tuple[Tape, Tape]) -> list[str]:
 def _words(tape: Tape, number: int) -> str:
     """Return the arithmetic of an entry: functions of PyTorch that give it, else plans that do."""
     words = words_of(tape, number)
-    if words and not words.startswith(PLANNED):
+    if words and not is_plan(words):
         return words
     return words_by_plan(tape, number) or words  # with the plans that tie
 

@@ -10,9 +10,10 @@ import numpy as np
 from torch import Tensor
 
 from roundscope.attention.torch.arrays import tensor_of
-from roundscope.operations.identify import Identified
+from roundscope.operations.identified import Identified
 from roundscope.operations.models.calls import calls_of, explained, explained_by, inputs_of
-from roundscope.operations.models.tape import Entry, Ref, Runner, Tape, mapped
+from roundscope.operations.models.revival import gives, run_entry
+from roundscope.operations.models.tape import Entry, Runner, Tape, mapped
 from roundscope.operations.operation import Call
 from roundscope.operations.run import run
 
@@ -119,21 +120,9 @@ def _kind(calls: Sequence[Call]) -> tuple[Any, ...]:
 def _alone(tape: Tape, entry: Entry, said: Identified, runners: dict[int, Runner]) -> None:
     """Let an entry run by the plan that gives all of its numbers, if there is one."""
     own = Emulated(tape, entry, said.plan, said.name, False)
-    if said.is_found and _repeats(tape, entry, own):
+    again = run_entry(tape, entry, own) if said.is_found else None
+    if again is not None and gives(tape, entry, again):  # every number, of large ones too
         runners[entry.number] = own
-
-
-def _repeats(tape: Tape, entry: Entry, runner: Emulated) -> bool:
-    """Return whether a plan gives every number of an entry, of large ones not only of a part."""
-
-    def filled(x: Any) -> Any:
-        return tape.values[x.value].array if isinstance(x, Ref) else x
-
-    again = runner(*mapped(filled, tuple(entry.arguments)))
-    return len(again) == len(entry.outputs) and all(
-        np.array_equal(tape.arrays.numpy(x), tape.numpy(v), equal_nan=True)
-        for x, v in zip(again, entry.outputs, strict=True)
-    )
 
 
 def words_by_plan(tape: Tape, number: int) -> str:

@@ -7,72 +7,29 @@ bits that were kept, that is what the other program does there.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import combinations, product
-from math import nan, prod
-from typing import Any, NamedTuple
+from math import nan
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from roundscope.operations.models.comparison import (
-    Comparison,
-    Group,
-    Row,
-    differences,
-    flips_of,
-    gap_of,
-    kl_of,
-)
-from roundscope.operations.models.named import targets, title
+from roundscope.operations.models.comparison import Comparison, Group, Row
+from roundscope.operations.models.differences import differences, flips_of, gap_of, kl_of
+from roundscope.operations.models.named import title
 from roundscope.operations.models.replay import check_replays, log_softmax, same, wide
+from roundscope.operations.models.revival import FAILURES
 from roundscope.operations.models.shares import Share, shares
-from roundscope.operations.models.tape import Tape, refs
-from roundscope.operations.models.tokens import Incomparable
+from roundscope.operations.models.tape import Tape
 from roundscope.operations.models.torch.alternatives import Alternative, alternatives
-from roundscope.operations.models.torch.candidates import is_plan, words_of
-from roundscope.operations.models.torch.dumps import Result, Results
+from roundscope.operations.models.torch.candidates import is_plan
+from roundscope.operations.models.torch.dumps import Results
+from roundscope.operations.models.torch.evaluating import Missing, Overrides, evaluated, needed_for
+from roundscope.operations.models.torch.kept import FEW, Kept, compared_of, matched
+from roundscope.operations.models.torch.reviving import words_of
+from roundscope.operations.models.words import functions_of
 
 MOST = 64  # combinations of alternatives that are tried for one result
-FEW = 6  # names in a note
-Overrides = Mapping[int, Alternative]
-
-
-class Missing(RuntimeError):
-    """An operation that cannot run again."""
-
-
-@dataclass(slots=True)
-class Kept:
-    """A result of the other program, at its place in the run.
-
-    Attributes:
-        name: Its name in the other program.
-        values: The values of the run that it has side by side.
-        whole: These values of the other program, with the run's own where it kept none.
-        rows: The tokens of which it kept them.
-        made: What became of it.
-        overrides: Alternatives by which its bits are given; {} if none are known.
-        segment: The operations of the run between the results before and this one.
-    """
-
-    name: str
-    values: list[int]
-    whole: list[Tensor]
-    rows: np.ndarray
-    made: str = "equal"
-    overrides: dict[int, Alternative] = field(default_factory=dict)
-    segment: list[int] = field(default_factory=list)
-    differ: float = 0.0
-    ulps: float = 0.0
-
-
-class Evaluation(NamedTuple):
-    """Values of a run by its arithmetic on others, and the operations that ran."""
-
-    values: list[Tensor]
-    ran: list[int]
 
 
 def compare_results(
@@ -92,7 +49,7 @@ def compare_results(
     tell("running A again")
     check_replays(tape, "A")
     tell("comparing results")
-    kept, unknown = _matched(tape, given)
+    kept, unknown = matched(tape, given)
     known: dict[int, Tensor] = {}
     for own in kept:
         _decide(tape, own, known)
@@ -164,163 +121,10 @@ def compare_results(
     )
 
 
-def _matched(tape: Tape, given: Results) -> tuple[list[Kept], list[str]]:
-    """Return the results at their places, in the order of the run, and the names of the others."""
-    if tape.tokens is None or len(tape.tokens) != 1 or tape.steps != 1:
-        what = "no tokens" if tape.tokens is None else f"{len(tape.tokens)} sequences"
-        what = f"{tape.steps} forward passes" if tape.steps > 1 else what
-        raise Incomparable(
-            f"A has {what}: results of another program are compared with one sequence that is read"
-            " in one forward pass; run A on tokens (1, T)"
-        )
-    found: list[Kept] = []
-    unknown: list[str] = []
-    taken: set[int] = set()
-    for name, result in given.results.items():
-        places = targets(tape, name, len(result.tensors))
-        if not places:
-            unknown.append(name)
-        for place, x in zip(places, result.tensors, strict=False):
-            if taken & set(place):
-                continue
-            whole = _placed(tape, place, x, result)
-            if whole is None:
-                unknown.append(f"{name} {tuple(x.shape)}")
-                continue
-            taken |= set(place)
-            found.append(Kept(name, place, whole, result.positions))
-    if not found:
-        raise Incomparable(
-            "no result of a module of A, or none of its shape"
-            f" ({', '.join(unknown[:FEW]) or 'it is empty'}); give paths of A's modules, such as"
-            " 'model.norm', with tensors (tokens, features), or a file that"
-            ' capture(model, path, what="operations") wrote'
-        )
-    order = {v: n for n, v in enumerate(sorted({v for own in found for v in own.values}))}
-    return sorted(found, key=lambda own: max(order[v] for v in own.values)), unknown
-
-
-def _token_axis(shape: Sequence[int], count: int) -> int | None:
-    """Return the axis of the tokens: (B, T, features), (B, T, heads, H) or (B, heads, T, H)."""
-    axes = (1,) if len(shape) == 3 else (2, 1) if len(shape) == 4 else ()
-    return next((axis for axis in axes if shape[axis] == count), None)
-
-
-def _flat(x: Tensor, axis: int) -> Tensor:
-    """Return an array of one sequence as (tokens, features)."""
-    return x.movedim(axis, 0).reshape(x.shape[axis], -1)
-
-
-def _placed(tape: Tape, place: Sequence[int], x: Tensor, result: Result) -> list[Tensor] | None:
-    """Return a tensor of the other program in the shapes of values of the run; None if it is of
-    another shape.
-    """
-    assert tape.tokens is not None
-    count, shapes = tape.tokens.shape[1], [tape.values[v].shape for v in place]
-    axes = [_token_axis(shape, count) for shape in shapes]
-    rows = len(result.positions)
-    if any(axis is None for axis in axes) or not rows or x.numel() % rows:
-        return None
-    if result.positions.max() >= count:
-        return None
-    widths = [prod(shape) // count for shape in shapes]
-    if x.numel() != rows * sum(widths):
-        return None
-    found = []
-    parts = x.reshape(rows, -1).split(widths, 1)
-    for v, part, axis in zip(place, parts, axes, strict=True):
-        own = tape.values[v].array
-        assert axis is not None
-        moved = own.movedim(axis, 0)
-        flat = moved.reshape(count, -1).to(part.dtype).clone()
-        flat[torch.as_tensor(result.positions)] = part
-        found.append(flat.reshape(moved.shape).movedim(0, axis).contiguous())
-    return found
-
-
-def _compared(tape: Tape, own: Kept, values: Sequence[Tensor]) -> list[np.ndarray]:
-    """Return the numbers of values that the other program kept."""
-    assert tape.tokens is not None
-    found = []
-    for x in values:
-        axis = _token_axis(x.shape, tape.tokens.shape[1])
-        assert axis is not None
-        found.append(tape.arrays.numpy(_flat(x, axis)[torch.as_tensor(own.rows)]))
-    return found
-
-
-def evaluated(
-    tape: Tape, values: Sequence[int], known: Mapping[int, Tensor], overrides: Overrides
-) -> Evaluation:
-    """Return values of a run by its arithmetic, on others that are known.
-
-    Args:
-        tape: The run.
-        values: The values.
-        known: Numbers of values that are not computed.
-        overrides: Arithmetic of some entries in the place of the run's own.
-
-    Raises:
-        Missing: An entry cannot run again, and what it depends on is other than it was.
-    """
-    done: dict[int, Any] = {}
-    changed: set[int] = set()
-
-    def get(value: int) -> Any:
-        if value in known:
-            return tape.arrays.cast(known[value], tape.values[value].dtype)
-        return done.get(value, tape.values[value].array)
-
-    def is_other(value: int) -> bool:
-        return value in known or value in changed
-
-    ran = []
-    for number in _needed(tape, values, known, overrides):
-        entry = tape.entries[number]
-        if number in overrides:
-            outputs = [
-                x if v in values else tape.arrays.cast(x, tape.values[v].dtype)
-                for v, x in zip(entry.outputs, overrides[number].run(get), strict=True)
-            ]
-        elif not any(map(is_other, _reads(tape, number))):
-            continue
-        elif number not in tape.runners:
-            raise Missing(entry.title)
-        else:
-            outputs = tape.run(number, {v: get(v) for v in _reads(tape, number)})
-        done.update(zip(entry.outputs, outputs, strict=False))
-        changed.update(entry.outputs)
-        if entry.is_counted:
-            ran.append(number)
-    return Evaluation([done.get(v, tape.values[v].array) for v in values], ran)
-
-
-def _needed(
-    tape: Tape, values: Sequence[int], known: Mapping[int, Tensor], overrides: Overrides
-) -> list[int]:
-    """Return the entries on which values depend, back to values that are known."""
-    found: set[int] = set()
-    waiting = [tape.made_by[v] for v in values if v in tape.made_by]
-    while waiting:
-        number = waiting.pop()
-        if number in found:
-            continue
-        found.add(number)
-        read = _reads(tape, number)
-        if number in overrides:  # which may read what the operations before it read
-            read += [u for v in read if v in tape.made_by for u in _reads(tape, tape.made_by[v])]
-        waiting += [tape.made_by[v] for v in read if v in tape.made_by and v not in known]
-    return sorted(found)
-
-
-def _reads(tape: Tape, number: int) -> list[int]:
-    return list(dict.fromkeys(refs(tape.entries[number].arguments)))
-
-
 def _decide(tape: Tape, own: Kept, known: Mapping[int, Tensor]) -> None:
     """Say whether a result is equal, inherited or made here, and by which arithmetic."""
-    theirs = _compared(tape, own, own.whole)
-    ours = _compared(tape, own, [tape.values[v].array for v in own.values])
+    theirs = compared_of(tape, own, own.whole)
+    ours = compared_of(tape, own, [tape.values[v].array for v in own.values])
     is_equal = all(map(same, ours, theirs))
     try:
         again = evaluated(tape, own.values, known, {})
@@ -328,9 +132,9 @@ def _decide(tape: Tape, own: Kept, known: Mapping[int, Tensor]) -> None:
         own.made = "equal" if is_equal else "undecided"
         own.differ, own.ulps = differences(ours, theirs)
         return
-    needed = _needed(tape, own.values, known, {})
+    needed = needed_for(tape, own.values, known, {})
     own.segment = [n for n in needed if tape.entries[n].is_counted]
-    numbers = _compared(tape, own, again.values)
+    numbers = compared_of(tape, own, again.values)
     if all(map(same, numbers, theirs)):
         own.made = "equal" if is_equal else "inherited"
         own.differ, own.ulps = differences(ours, theirs)
@@ -340,9 +144,9 @@ def _decide(tape: Tape, own: Kept, known: Mapping[int, Tensor]) -> None:
     for overrides in _choices(tape, own.segment):
         try:
             other = evaluated(tape, own.values, known, overrides)
-        except (Missing, RuntimeError, TypeError, ValueError, AttributeError, IndexError):
+        except FAILURES:
             continue
-        if all(map(same, _compared(tape, own, other.values), theirs)):
+        if all(map(same, compared_of(tape, own, other.values), theirs)):
             own.overrides = dict(overrides)
             return
 
@@ -401,7 +205,7 @@ def _given_again(tape: Tape, kept: Sequence[Kept], overrides: Overrides) -> int:
     for own in kept:
         values = found[start : start + len(own.values)]
         start += len(values)
-        count += all(map(same, _compared(tape, own, values), _compared(tape, own, own.whole)))
+        count += all(map(same, compared_of(tape, own, values), compared_of(tape, own, own.whole)))
     return count
 
 
@@ -446,8 +250,8 @@ def _logits(tape: Tape, kept: Sequence[Kept]) -> tuple[np.ndarray, np.ndarray] |
     own = next((o for o in kept if o.values == [tape.logits]), None)
     if own is None:
         return None
-    (ours,) = _compared(tape, own, [tape.values[own.values[0]].array])
-    (theirs,) = _compared(tape, own, own.whole)
+    (ours,) = compared_of(tape, own, [tape.values[own.values[0]].array])
+    (theirs,) = compared_of(tape, own, own.whole)
     return wide(ours), wide(theirs)
 
 
@@ -464,7 +268,7 @@ def _row(tape: Tape, number: int, own: Kept) -> Row:
         title=name if name.endswith(own.name) else f"{name} ({own.name} of B)",
         operation=made[0].operation if made else "input",
         function=(
-            " + ".join(dict.fromkeys(e.function.removeprefix("torch.") for e in made)),
+            functions_of(made),
             "; ".join(dict.fromkeys(x.words for x in own.overrides.values())) or "not known",
         ),
         made=own.made,  # type: ignore[arg-type]

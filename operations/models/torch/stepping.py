@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from roundscope.events.plan import BasePlan
-from roundscope.operations.models.tape import PARAMETER, Ref, Tape, mapped, refs
+from roundscope.operations.models.tape import PARAMETER, Tape, refs
 from roundscope.operations.models.torch.emulating import emulated, emulated_gradients
 from roundscope.operations.models.torch.scopes import plain_path
 from roundscope.operations.models.torch.widened import Widened
@@ -183,7 +183,7 @@ class Step:
                 inputs[v] = x.requires_grad_(v in self.flows and x.is_floating_point())
             return inputs[v]
 
-        given = mapped(lambda x: leaf(x.value) if isinstance(x, Ref) else x, entry.arguments)
+        given = entry.filled(leaf)
         try:
             if dtype is None:
                 inputs |= {v: self.parameters[v] for v in self.used[number] if v not in inputs}

@@ -91,7 +91,7 @@ def test_words_are_the_plan_made_by_hand(text, wanted):
 def test_changes_apply_in_turn_and_the_name_says_that_there_were_some():
     assert (
         BASE.changed("O=bf16", "O=fp16") == BASE.at("O", "fp16")
-        and BASE.changed("O=bf16").name == "fp32*"
+        and BASE.changed("O=bf16").name == "fp32; O=bf16"
     )
     assert (
         BASE.changed() == BASE

@@ -2,12 +2,13 @@
 goes wrong.
 """
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from roundscope.attention import AddUlps, Bias, Exact, FlipBit, Injection, Noise, Plan, SetTo, Site
-from roundscope.attention.grammar.injections import check_injection, injection_words
+from roundscope.attention.grammar.injections import check_injection, injection_of, injection_words
 from roundscope.attention.sites import Axes
 
 NUMBER = st.integers(0, 99)
@@ -135,3 +136,26 @@ def test_what_a_plan_has_not_is_named(text, plan, said):
     """An injection that does nothing."""
     with pytest.raises(ValueError, match=said):
         check_injection(Injection.parse(text), Plan.preset(plan))
+
+
+def test_shares_and_masks_in_words(tmp_path, monkeypatch):
+    """A share without the seed of the command, a mask that is another one than the file's."""
+    share = injection_of("P:ulps=1:rows=0:8:share=0.01", seed=5)
+    assert (share.share, share.seed, share.rows) == (0.01, 5, range(8))
+    assert injection_words(share) == "P:ulps=1:rows=0:8:share=0.01"
+    monkeypatch.chdir(tmp_path)
+    mask = np.eye(4, 6, dtype=bool)
+    np.save("hits.npy", mask)
+    read = injection_of("P:ulps=1:mask=hits.npy")
+    assert read == Injection(site="P", what=AddUlps(ulps=1), mask=mask)
+    assert injection_words(read) == "P:ulps=1:mask=hits.npy"
+    np.save("numbers.npy", np.ones((4, 6)))
+    for text, said in (
+        ("P:ulps=1:share=0", "share=0.0"),
+        ("P:ulps=1:share=some", "'some' is no finite number"),
+        ("P:ulps=1:mask=none.npy", "mask=none.npy: no .npy file of an array"),
+        ("P:ulps=1:mask=numbers.npy", "mask=numbers.npy: mask: an array of float64"),
+    ):
+        with pytest.raises(ValueError, match=r".") as error:
+            injection_of(text)
+        assert said in str(error.value)

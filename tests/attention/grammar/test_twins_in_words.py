@@ -9,6 +9,7 @@ import pytest
 from roundscope.attention import Plan, Site
 from roundscope.attention.grammar.differences import differences
 from roundscope.attention.grammar.roundings import accumulator_of, accumulator_words
+from roundscope.attention.grammar.text import plan_of
 from roundscope.attention.places import absent
 from roundscope.attention.plans.choices import Exponential, Log2E, Polynomial, RowSum, Sinks
 from roundscope.attention.plans.hopper import EIGHTS, HOPPER
@@ -35,7 +36,9 @@ def test_a_twin_is_a_preset_changed_by_their_differences(twin):
     plan = plan.rounded({site: BASE.event(site) for site in Site if absent(plan, site)})
     assert unnamed(BASE.changed(*words)) == unnamed(plan)
     assert unnamed(BASE.changed(" ".join(words))) == unnamed(plan)
-    assert BASE.changed(*words).name == "fa2-bf16*" and differences(plan, plan) == []
+    assert differences(plan, plan) == []
+    named = BASE.changed(*words)
+    assert plan_of(named.name) == named == eval(repr(named), {"Plan": Plan})
 
 
 @pytest.mark.parametrize("twin", TWINS)

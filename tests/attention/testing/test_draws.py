@@ -27,3 +27,9 @@ def test_given_calls_are_all_made_whatever_the_first_shows():
         is_sequential=False,
     )
     assert len(seen) == 3 and found.looks == 3 and not found.is_fine
+
+
+def test_a_plan_with_changes_keeps_the_tiles_of_its_kernel():
+    """assert_as_good_as(kernel, "fa2; OD=fp32") in tiles of 128, which the kernel has not."""
+    plain, changed = reference("cudnn"), reference("cudnn; OD=fp32")
+    assert changed.tiles is plain.tiles and str(changed.plan["OD"]) == "fp32"

@@ -11,7 +11,7 @@ from typing import Any
 import roundscope as rs
 from roundscope import emu
 from roundscope.attention.grammar.edits import KINDS
-from roundscope.attention.grammar.injections import WHERES
+from roundscope.attention.grammar.injections import RANGES
 from roundscope.attention.grammar.text import plan_of
 from roundscope.emu.formats.format import NAMED
 from tests.checks.hostile.verdict import ALL, Asked, Late, Verdict, fault_of_message, strictly
@@ -46,7 +46,8 @@ def right() -> dict[str, tuple[Callable[[str], Any], list[str]]]:
                 "O:bias=1e-3",
                 "P:set=nan",
                 "O:noise=1",
-                *(f"S:exact:{name}=0:4,7" for name in WHERES),
+                *(f"S:exact:{name}=0:4,7" for name in RANGES),
+                "S:exact:share=0.25",
             ],
         ),
         "format": (emu.rounding, [*NAMED, "e5m10", "e4m3fn:stochastic:saturate"]),

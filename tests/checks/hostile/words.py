@@ -19,6 +19,7 @@ LINES = {
     "formats": "formats bf16",
     "explain": "explain 1.5 --to bf16",
     "sites": "sites",
+    "plans": "plans",
     "trace": "trace t.safetensors --no-budget --beside none",
     "diagnose": "diagnose t.safetensors",
     "identify": "identify o.safetensors --budget 1",

@@ -28,9 +28,9 @@ FAULTS = (
         name="no-event-beside-a-biased-result",
         kind="bias of events",
         imitates="A page says that no event is biased, and that the output is too short.",
-        file="tools/trace/report/words.py",
-        old="    if s.biased_results:\n        return (",
-        new="    if not s.rounding:\n        return (",
+        file="tools/trace/biased.py",
+        old="    if s.biased_results:\n        agree",
+        new="    if not s.rounding:\n        agree",
         tests=BIAS,
     ),
     Fault(

@@ -1,6 +1,7 @@
 """The command line: exit codes, one-line errors, JSON, and what --help may import."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typer.main import get_command
 from roundscope.emu.explanation.drawing import lines
 from roundscope.emu.explanation.one_rounding import explain
 from roundscope.emu.roundings.modes import RoundingMode, rounding
-from roundscope.experiments.cli.main import app
+from roundscope.experiments.cli.main import SECTIONS, app
 from roundscope.tools.look import doctor
 from roundscope.tools.look import sites as sites_view
 from roundscope.tools.report import terminal as output
@@ -81,6 +82,16 @@ def test_every_verb_that_writes_is_killed_by_the_check_of_kills():
     assert verbs == {*get_command(app).commands}
 
 
+def test_the_help_lists_every_verb_in_its_section():
+    """A verb without a section, or a flat list in which nobody finds one."""
+    out = python("-m", "roundscope", "--help").stdout
+    parts = re.split(r"\n(?=\S[^\n]*:\n)", out)[1:]
+    found = {p.partition(":")[0]: re.findall(r"^  ([a-z-]+)  ", p, re.M) for p in parts}
+    found.pop("Options")
+    assert found == {title: [*verbs] for title, verbs in SECTIONS.items()}
+    assert {*get_command(app).commands} == {name for own in found.values() for name in own}
+
+
 def test_help_is_quick():
     """Below half a second; the fastest of three, since the machine is shared."""
     times = []
@@ -91,7 +102,9 @@ def test_help_is_quick():
     assert min(times) < 0.5
 
 
-@pytest.mark.parametrize("verb", ["formats", "explain", "sites", "trace", "doctor", "bench"])
+@pytest.mark.parametrize(
+    "verb", ["formats", "explain", "plans", "sites", "trace", "doctor", "bench"]
+)
 def test_every_verb_has_help_and_json(run, verb):
     code, out, err = run(verb, "--help")
     assert code == 0 and "--json" in out and err == ""
@@ -253,6 +266,8 @@ def test_sites_of_a_plan(run):
     )
     code, out, _ = run("sites", "--plan", "fa2-bf16")
     assert code == 0 and "rounding" in out and "LANES" not in out
+    code, out, _ = run("sites", "--plan", "cudnn; P=fp16", "--json")
+    assert {r["name"]: r for r in json.loads(out)}["P"]["rounding"] == "fp16"
     code, _, err = run("sites", "--plan", "cudn")
     assert code == 2 and "--plan 'cudn'" in err and "cudnn" in err and err.count("\n") == 1
 

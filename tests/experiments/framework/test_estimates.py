@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from roundscope.experiments.framework.estimates import (
@@ -9,8 +10,10 @@ from roundscope.experiments.framework.estimates import (
     exponent,
     factor,
     mean,
+    positive,
     ratio,
 )
+from roundscope.experiments.framework.figures.series import series, upwards
 from roundscope.experiments.framework.verdicts import (
     GROWS,
     SAME,
@@ -21,6 +24,7 @@ from roundscope.experiments.framework.verdicts import (
     judge,
     together,
 )
+from roundscope.tools.report.pictures import canvas
 
 NAN = math.nan
 
@@ -107,3 +111,25 @@ def test_several_conditions_together():
         and together([yes, open_]) is open_
         and together([open_]) is open_
     )
+
+
+@pytest.mark.parametrize("count", [2, 3, 30])
+def test_no_end_of_an_interval_of_positive_numbers_is_below_zero(count):
+    """0.0094 [-0.021, 0.04] of two seeds; shares of which some are 0."""
+    rng = np.random.default_rng(count)
+    for spread in (0.1, 1.0, 3.0):
+        x = dict(enumerate(np.exp(spread * rng.standard_normal(count))))
+        e = positive(x)
+        assert 0.0 < e.low < e.mean < e.high and e == factor(x)
+        with_zero = positive(x | {0: 0.0})
+        assert 0.0 <= with_zero.low < with_zero.mean == mean(x | {0: 0.0}).mean
+    assert positive({0: 2.0}).mean == pytest.approx(2.0) and math.isnan(positive({0: 0.0}).low)
+
+
+def test_bars_do_not_run_off_a_logarithmic_axis():
+    """A bar to below zero, which such an axis draws down to its lower end."""
+    ax = canvas(2.0)[1][0, 0]
+    series(ax, [1.0, 2.0], [{0: 1e-3, 1: 0.5}, {0: 1e-2, 1: 2e-2}], label="", color="k", marker="o")
+    upwards(ax)
+    ends = np.concatenate([s[:, 1] for c in ax.collections for s in c.get_segments()])
+    assert ax.get_yscale() == "log" and ends.size == 4 and (ends > 0).all()

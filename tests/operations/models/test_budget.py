@@ -12,8 +12,9 @@ from roundscope.torch import error_budget
 
 pytest.importorskip("transformers")
 
-from roundscope.operations.models.torch.budgeting import own_gradients
-from roundscope.operations.models.torch.recording import Side, record
+from roundscope.operations.models.torch.measuring import own_gradients
+from roundscope.operations.models.torch.recording import record
+from roundscope.operations.models.torch.side import Side
 from roundscope.operations.models.torch.stepping import SUMS, Step
 from tests.operations.models import small
 

@@ -7,7 +7,8 @@ from torch import nn
 
 from roundscope.operations.models.torch.emulating import calls_of
 from roundscope.operations.models.torch.plans import found_plan
-from roundscope.operations.models.torch.recording import Side, record
+from roundscope.operations.models.torch.recording import record
+from roundscope.operations.models.torch.side import Side
 from tests.operations.by_torch import torch_of
 
 FUNCTIONS = {

@@ -14,7 +14,8 @@ from roundscope.operations import run
 from roundscope.operations.models.calls import calls_of, named
 from roundscope.operations.models.tape_file import load_tape
 from roundscope.operations.models.torch import candidates
-from roundscope.operations.models.torch.recording import Side, record
+from roundscope.operations.models.torch.recording import record
+from roundscope.operations.models.torch.side import Side
 from roundscope.torch import capture, compare
 from tests.operations.by_torch import torch_of
 from tests.operations.models import small

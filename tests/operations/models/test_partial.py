@@ -10,7 +10,8 @@ pytest.importorskip("transformers")
 from roundscope.experiments.cli.main import main
 from roundscope.operations.models.align import Incomparable
 from roundscope.operations.models.named import targets
-from roundscope.operations.models.torch.recording import Side, record
+from roundscope.operations.models.torch.recording import record
+from roundscope.operations.models.torch.side import Side
 from roundscope.torch import capture, compare
 from tests.operations.models import small
 from tests.operations.models.engine import Engine, dumped

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("transformers")
 
 from roundscope.operations.models.align import Incomparable
-from roundscope.operations.models.torch.recording import Side
+from roundscope.operations.models.torch.side import Side
 from roundscope.torch import capture, compare, decoded
 from tests.operations.models import small
 

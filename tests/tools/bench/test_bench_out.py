@@ -11,15 +11,26 @@ import numpy as np
 import pytest
 
 from roundscope.emu import round_to
+from roundscope.experiments.train import bench_step
 from roundscope.tools.bench import attention as bench_attention
 from roundscope.tools.bench import deliver as bench_machine
 from roundscope.tools.bench import dot as bench_dot
 from roundscope.tools.bench import picture as bench_picture
 from roundscope.tools.bench import rivals as bench_rivals
 from roundscope.tools.bench import round as bench
+from roundscope.tools.bench import sweep as bench_sweep
 from roundscope.tools.bench.round import ROUNDING, THREADS, Row, sample
+from roundscope.tools.errors import UsageError
 from roundscope.tools.report import pictures
 
+WORK = {
+    "round": (bench, "bench"),
+    "mx": (bench, "bench"),
+    "dot": (bench_dot, "bench_dot"),
+    "attention": (bench_attention, "bench_attention"),
+    "sweep": (bench_sweep, "bench_sweep"),
+    "step": (bench_step, "bench_step"),
+}
 ROWS = [
     Row(format="bf16", name="copy", of_copy=1.0, ours=0.5),
     Row(format="bf16", name="ours", of_copy=0.5),
@@ -51,8 +62,8 @@ DRAWN = {
 @pytest.fixture
 def measured(monkeypatch):
     """Rows in the place of a minute's measurements."""
-    monkeypatch.setattr(bench, "measured", lambda contest: ROWS)
-    monkeypatch.setattr(bench_dot, "bench_dot", lambda progress: SUMS)
+    monkeypatch.setattr(bench, "measured", lambda contest, quick: ROWS)
+    monkeypatch.setattr(bench_dot, "bench_dot", lambda size, repeat, progress: SUMS)
 
 
 @pytest.mark.parametrize(
@@ -176,10 +187,36 @@ def test_a_file_is_no_folder(tmp_path, roundscope):
 
 def test_attention_is_given_the_folder(tmp_path, roundscope, monkeypatch):
     seen = []
-    monkeypatch.setattr(bench_attention, "run", lambda *words: seen.append(words))
+    monkeypatch.setattr(bench_attention, "run", lambda *words, quick: seen.append((*words, quick)))
     assert roundscope("bench", "attention", "--json", "--out", tmp_path)[0] == 0
-    assert roundscope("bench", "attention")[0] == 0
-    assert seen == [(True, tmp_path), (False, None)]
+    assert roundscope("bench", "attention", "--quick")[0] == 0
+    assert seen == [(True, tmp_path, False), (False, None, True)]
+
+
+@pytest.mark.parametrize("what", ["round", "mx", "dot", "attention", "sweep", "step"])
+def test_every_benchmark_has_a_quick_version(what, roundscope, monkeypatch):
+    """An option that one benchmark takes and ignores: the work that it is asked for is smaller."""
+    asked = []
+
+    def instead(*words, **more):
+        asked.append([x for x in (*words, *more.values()) if not callable(x)])
+        raise UsageError("asked")
+
+    monkeypatch.setattr(*WORK[what], instead)
+    for options in ([], ["--quick"]):
+        assert roundscope("bench", what, *options)[0] == 2
+    whole, quick = asked
+    assert whole != quick
+
+
+def test_attention_counts_its_steps(monkeypatch):
+    """A bar that ends before the work, or never: a size is compiled, tried, and has its rounds."""
+    done, field = [], [bench_attention.Contestant("a", lambda: 1, lambda: 2, lambda x: x)]
+    monkeypatch.setattr(bench_attention, "_on_cpu", lambda size: field)
+    monkeypatch.setattr(bench_attention, "contestants", lambda size: field)
+    rows = bench_attention.bench_attention(done.append, 3, bench_attention.SIZES["cpu"])
+    assert len(rows) == 2
+    assert done == [*range(1, bench_attention.steps_of(bench_attention.SIZES["cpu"], 3) + 1)]
 
 
 @pytest.fixture

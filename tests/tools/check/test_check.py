@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from roundscope.attention.testing.cases import Answer, Case, strict
+from roundscope.attention.testing.comparison import Comparison
 from roundscope.attention.testing.edges import edge_names
 from roundscope.attention.testing.families import FAMILIES
 from roundscope.tools.check import report, run
@@ -242,6 +243,38 @@ def test_the_next_command_asks_the_same():
     failed = Case(test="envelope", name="a", answer=Answer.FAIL, sentence="Wrong.")
     _, command = report.next_step(replace(found, cases=[failed]))
     assert command == "roundscope identify k:f --causal --head 2 --budget 50000"
+    odd = replace(asked, layout="BTNH", only=None)  # which identify cannot be told of a function
+    _, command = report.next_step(replace(found, asked=odd, cases=[failed]))
+    said = "--layout BTNH --block-q 32 --head 2 --budget 50000 --only explanation"
+    assert command == f"{again} {said}"
+
+
+def test_the_next_command_of_a_file_says_how_its_call_is_read(tmp_path):
+    """An option of a file's call that is dropped, so that another call is identified."""
+    path = tmp_path / "a.npz"
+    path.touch()
+    call = CheckedCalls(causal=True, softcap="none", scale="0.5")
+    asked = CheckOptions(source=str(path), claims="fa2", call=call, layer="l 1")
+    failed = Case(test="envelope", name="a", answer=Answer.FAIL, sentence="Wrong.")
+    found = Findings(name="f", about="calls", asked=asked, cases=[failed])
+    said = "--causal --scale 0.5 --softcap none"
+    _, command = report.next_step(found)
+    assert command == f"roundscope identify {path} {said} --layer 'l 1' --budget 50000"
+    why, command = report.next_step(replace(found, cases=[]))
+    assert command.startswith(f"roundscope check {path} --claims fa2 {said} ")
+    assert "assert_as_good_as" not in why
+
+
+def test_the_suspect_is_the_next_step():
+    """Advice to look for a rounding where the mistake in the code is known."""
+    words = "the output is what attention with no causal mask gives, to 0.2%"
+    compared = Comparison(plan="fa2", false_alarm=1e-4, suspect=words)
+    failed = Case(test="explanation", name="a", answer=Answer.FAIL, sentence="Wrong.")
+    asked = CheckOptions(source="k:f", claims="fa2", tokens=64)
+    found = Findings(name="f", about="calls", asked=asked, cases=[failed], compared=compared)
+    why, command = report.next_step(found)
+    assert words in why and command == "roundscope check k:f --claims fa2 --tokens 64"
+    assert found.sentence.endswith(f"its numbers. T{words[1:]}.")
 
 
 def test_a_headline_names_the_notes():

@@ -10,7 +10,8 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from roundscope.emu.backends import kept
 from roundscope.tools import compile_cache
 from roundscope.tools.look import probes, self_check, surroundings
-from roundscope.tools.look.doctor import devices
+from roundscope.tools.look.doctor import devices, parts_of
+from roundscope.tools.report.model import Text
 
 
 @pytest.fixture
@@ -21,6 +22,20 @@ def folder(tmp_path, monkeypatch):
     for name in ("one", "two"):
         kept.keep(found, name, b"code")
     return found
+
+
+@pytest.mark.parametrize(
+    ("immune", "words"),
+    [(True, "nothing to do"), (False, "please report"), (None, "says what to do")],
+)
+def test_the_traps_say_what_to_do(immune, words):
+    """Seven rows of yes and no, of which nobody knows whether they are a fault."""
+    trap = {"name": "subnormals flushed", "seen": "0", "present": True, "immune": True, "how": "h"}
+    traps = [trap, trap | {"name": "exp inexact", "immune": immune}]
+    report = {"surroundings": [], "traps": traps, "self_check": [], "passed": True}
+    parts = parts_of(report | {"versions": {}, "devices": []})
+    [told] = [p.text for p in parts if isinstance(p, Text) and words in p.text]
+    assert ("exp inexact" in told) == (immune is not True) and "subnormals" not in told
 
 
 def _of_kernels(folder):

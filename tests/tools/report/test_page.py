@@ -142,6 +142,21 @@ def test_a_picture_is_the_same_each_time_and_its_own_on_a_page():
 
 
 @pytest.mark.pictures
+def test_charts_and_tables_scroll_in_boxes_of_their_own():
+    """Letters of five pixels on a phone; a page that scrolls sideways as a whole. `make pages`
+    measures both in a browser.
+    """
+    html = made(Picture("t", _drawn(), "caption"), Table(["a"], [["b"]]))
+    assert re.search(r"<div class=chart><svg .*?</svg></div><figcaption>", html, re.S)
+    assert re.search(r'<div class="wide">\s*<table', html)
+    for box in ("chart", "wide"):
+        assert re.search(rf"\.{box}\{{[^}}]*overflow-x:auto", CSS)
+    narrow = re.search(r"\(max-width:640px\)\{\.chart svg[^}]*min-width:(\d+)px", CSS)
+    width = float(re.search(r'viewBox="0 0 ([\d.]+)', html)[1])
+    assert int(narrow[1]) / width * 6.5 >= 7.0  # pixels of the smallest letters, of 6.5 points
+
+
+@pytest.mark.pictures
 def test_a_picture_names_itself_and_what_the_pointer_is_on():
     html = made(Picture("Is a < b?", _drawn(), "caption"))
     assert 'role="img" aria-label="Is a &lt; b?"' in html and "http" not in html

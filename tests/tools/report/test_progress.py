@@ -2,7 +2,7 @@
 log file gets a line a minute.
 """
 
-from roundscope.tools.report.progress import Pace, bar, left
+from roundscope.tools.report.progress import SELDOM, Counted, Pace, bar, left, shares
 
 
 def test_the_first_step_is_not_in_the_rate():
@@ -34,3 +34,33 @@ def test_time_left_is_the_command_s(capsys):
         == "launch 1 of 3: 20 of 100, 0:18:40 left\nlaunch 1 of 3: 40 of 100, 0:17:20 left\n"
     )
     assert left(10, 0.0) == "" and left(3661, 1.0) == "1:01:01 left"
+
+
+def test_parts_are_counted_and_the_time_left_is_that_of_the_parts(capsys):
+    """Twenty layers of which one sees the name alone; a time left before anything is known; a
+    single part that is called 1 of 1.
+    """
+    now = [0.0]
+    counted = Counted(20, lambda: now[0])
+    assert counted("h0") == "1 of 20, h0"
+    for _ in range(5):
+        counted.next()
+    now[0] = 50.0
+    assert counted("h5") == "6 of 20, h5, 0:02:30 left"
+    for _ in range(15):
+        counted.next()
+    assert counted("page") == "20 of 20, page"
+    assert Counted(1)("h0") == "h0"
+
+
+def test_shares_of_a_work_are_lines_where_stderr_is_no_terminal(capsys):
+    """Four minutes without a line in a log file."""
+    now = [0.0]
+    with shares("bench round", clock=lambda: now[0]) as part:
+        step = part("rounding")
+        for _ in range(10):
+            now[0] += SELDOM / 2
+            step(0.1)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 5 and lines[0].startswith("bench round: rounding, 20 %")
+    assert lines[0].endswith("0:01:00 left") and "100 %" in lines[-1]

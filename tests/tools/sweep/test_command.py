@@ -175,7 +175,7 @@ def test_workers_that_cannot_be_reached_exit_1(run, monkeypatch):
         (("presett=qiu-yao",), "did you mean 'preset'"),
         (("T=8", "--jobs", "0"), "--jobs 0: give 1 or more"),
         (("T=8", "--zip", "T"), "--zip 'T': name two axes"),
-        (("only=PV", "preset=qiu-yao,fa2-bf16"), "only 'PV': fa2-bf16* accumulates P V into O"),
+        (("only=PV", "preset=qiu-yao,fa2-bf16"), "only 'PV': fa2-bf16; only=PV accumulates P V"),
         (("T=8", "--out", "none/such.sqlite"), "none/such.sqlite"),
         (
             ("T=8", "--out", "a.csv"),

@@ -167,7 +167,10 @@ def test_an_injection():
 @pytest.mark.parametrize(
     ("point", "said"),
     [
-        ({"only": "PV", "preset": "fa2-bf16"}, "only 'PV': fa2-bf16* accumulates P V into O"),
+        (
+            {"only": "PV", "preset": "fa2-bf16"},
+            "only 'PV': fa2-bf16; only=PV accumulates P V into O",
+        ),
         (
             {"but": "ALPHA", "unfused": True, "preset": "qiu-yao"},
             "normalises before P V and never rescales",
@@ -181,7 +184,7 @@ def test_an_injection():
         ({"stabiliser": 2}, "; preset=fa2 is the default, and preset=fa2-bf16 can have that"),
         (
             {"format.PV": "bf16", "preset": "fa2-bf16"},
-            "format.PV 'bf16': fa2-bf16* accumulates P V into O",
+            "format.PV 'bf16': fa2-bf16; PV=bf16 accumulates P V into O",
         ),
         ({"only": "DQ"}, "only 'DQ': DQ belongs to the backward, which does not run"),
         ({"accumulator.DK": "exact"}, "accumulator.DK 'exact': DK belongs to the backward"),

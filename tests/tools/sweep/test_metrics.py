@@ -308,3 +308,35 @@ def test_sites_without_events_are_left_out():
     x = np.ones((1, 4, 1, 2))
     (found,) = metrics.sites(examine(x, x, x, plan="qiu-yao", block_q=4, block_k=4).trace)
     assert "ALPHA" not in found and "AO" not in found and found["P"]["n"] == 16.0
+
+
+def test_gain_is_that_of_a_trace_and_scatters_over_heads():
+    """Catches a gain of the mean in place of that of the length, of all heads together, or with
+    another sign, and a z that takes few heads for many.
+    """
+    from roundscope.tools.trace.analysis import consequences
+
+    golden = np.random.default_rng(3).standard_normal((2, 6, 4, 8))
+    out = golden * (1.0 + np.array([1e-3, 2e-3, 4e-3, 3e-3])[:, None])
+    found = numbers(out, golden)
+    assert found["gain"] == pytest.approx([2.5e-3] * 2, rel=1e-12)
+    one = consequences.gain(out[:1], golden[:1], 4, 1)
+    assert found["gain"][0] == pytest.approx(one.mean, rel=1e-12)
+    assert found["gain_se"][0] == pytest.approx(one.se, rel=1e-9)
+    # Student's with 3 degrees of freedom has the two-sided 1 % point 5.841, the normal one 2.576
+    z = metrics.deviate(np.array([5.841, -5.841, 0.0]), np.ones(3), np.array([4, 4, 4]))
+    assert z == pytest.approx([2.576, -2.576, 0.0], abs=1e-3)
+    assert abs(found["mean"][0]) < 1e-3 < found["gain"][0]  # numbers of both signs
+
+
+def test_a_gain_of_lost_entries_or_of_one_head_is_not_told():
+    """Catches a gain of the finite entries alone, and a z of a single head."""
+    golden = np.random.default_rng(3).standard_normal((2, 6, 4, 8))
+    out = 1.001 * golden
+    out[0, 0, 0, 0] = np.nan
+    found = numbers(out, golden)
+    assert np.isnan(found["gain"][0])
+    assert found["gain"][1] == pytest.approx(1e-3)
+    single = numbers(1.001 * golden[:, :, :1], golden[:, :, :1])
+    assert single["gain"] == pytest.approx([1e-3] * 2)
+    assert np.isnan(single["gain_z"]).all()

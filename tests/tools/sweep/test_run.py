@@ -234,8 +234,13 @@ def test_the_words_of_the_bar():
     assert loop._words(5, 2, 10, 50.0) == "0.1 cells/s, 0:00:50 left, 2 failed"
 
 
-def test_no_bar_where_stderr_is_no_terminal(capsys):
-    """Catches escape sequences in a log file."""
-    with loop.bar() as show:
-        show(1, 0, 2)
-    assert capsys.readouterr() == ("", "")
+def test_a_log_file_gets_a_line_a_minute(capsys):
+    """Catches escape sequences in a log file, a line for each cell, and none in 14 minutes."""
+    now = [0.0]
+    with loop.bar("golden", clock=lambda: now[0]) as show:
+        for done in range(0, 301, 10):
+            now[0] = 4.0 * done
+            show(done, 0, 300)
+    out, err = capsys.readouterr()
+    assert out == "" and 15 <= len(err.splitlines()) <= 20
+    assert err.splitlines()[0] == "golden: 20 of 300 cells, 0.25 cells/s, 0:18:40 left"

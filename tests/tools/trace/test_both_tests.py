@@ -14,6 +14,7 @@ from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace import data
 from roundscope.tools.trace.analysis.bias import Bias, Lean
 from roundscope.tools.trace.analysis.consequences import Gain
+from roundscope.tools.trace.repairs import changes
 from roundscope.tools.trace.report.words import sentence, short
 from roundscope.tools.trace.run import observe
 from roundscope.tools.trace.summary import summarise
@@ -68,7 +69,8 @@ def test_every_truncated_event_is_marked(plain):
 def test_an_event_that_is_truncated_is_named(name):
     """The same alone, where up and down cancel and nothing else is biased."""
     found = summary(in_mode(PLAN, RoundingMode.TOWARD_ZERO, Site[name]))
-    assert f"1 is biased: {name} toward zero by 0.5" in sentence(found).replace("0.49", "0.5")
+    assert f"1 is biased: {name} toward zero" in sentence(found)
+    assert f"{name} toward zero by 0.5" in short(found).replace("0.49", "0.5")
     (event,) = found.biased_events
     assert not event.signed.is_biased and event.away.lean.z < -10.0
 
@@ -99,7 +101,7 @@ def test_the_mean_away_from_zero_is_that_of_the_events():
 def test_a_file_of_cut_inputs_reads_as_one_list():
     """`Q=e4m3fn:toward-zero`, whose output is too short beside "no event is biased"."""
     found = summary(PLAN.changed("Q=e4m3fn:toward-zero"))
-    assert "1 is biased: Q toward zero by 0.48" in sentence(found)
+    assert "1 is biased: Q toward zero" in sentence(found)
     assert short(found).startswith("biased events: Q toward zero by 0.48")
 
 
@@ -127,14 +129,16 @@ def test_a_biased_result_never_stands_beside_no_event_is_biased(plain):
         s = made_up(plain, random)
         text, is_biased = sentence(s), bool(s.biased_results)
         cases.add((bool(s.biased_events), is_biased))
-        assert ("No event is biased" in text) == (not s.biased_events and not is_biased)
+        assert text.startswith("Biased: ") == is_biased == verdict(s).bias.startswith("Biased: ")
+        assert text.startswith(verdict(s).bias) and text.count("biased: ") <= 1
+        assert ("events that round is biased" in text) == (not s.biased_events)
         for e in s.biased_events[:4]:
             ways = ("up", "down", "toward zero", "away from zero")
             assert any(f"{e.name} {way}" in text for way in ways), e.name
         if is_biased and not s.biased_events:
             first = s.biased_results[0]
             way = "long" if first.gain.mean > 0 else "short"
-            assert f"round), but {first.name} is too {way} by" in text
+            assert f"Biased: {first.name} is too {way} by" in text and ", though none of" in text
         alone = sentence(replace(s, events=[]))
         assert alone.startswith("No event rounds") and is_biased == ("is too " in alone)
     assert len(cases) == 4
@@ -148,15 +152,36 @@ def cut():
 
 def test_the_budget_names_what_no_test_marks(cut):
     """An event too small to mark that makes a result too short, and is not named."""
-    assert "DS toward zero" in sentence(cut) and "No test of events" not in sentence(cut)
+    assert "DS toward zero" in sentence(cut)
     none = Lean(mean=0.0, se=1.0, z=0.0, null=1.0)
     quiet = Bias(lean=none, by_rows=none, limit=cut.limit)
     text = sentence(replace(cut, events=[replace(e, signed=quiet, away=quiet) for e in cut.events]))
-    assert text.startswith("No single event is biased beyond chance") and "too short by" in text
-    assert "the error budget names DS (bf16:toward-zero)." in text
+    assert text.startswith("Biased: ") and "too short by" in text and "though none of" in text
+    assert "the largest cause is DS (bf16:toward-zero), which alone changes" in text
 
 
 class TestRepair:
+    def test_the_step_was_tried(self, cut):
+        """A gain of the budget, of other heads, or of no run at all."""
+        again = summary(PLAN.changed("DS=bf16:toward-zero").changed(*cut.repair.words))
+        (result,) = (r for r in again.results if r.name == cut.repair.result)
+        assert cut.repair.gain == result.gain and cut.repair.error == result.error
+        assert not cut.repair.gain.is_biased and not cut.repair.is_wider
+        assert f"{100 * result.gain.mean:+.2g} %" in verdict(cut).buys
+
+    def test_the_smallest_repair_comes_first(self):
+        """All tensors of a format where one is enough, or more bits where a rule is."""
+        blocks = Plan.preset("mxfp8-attention")
+        cut = PLAN.changed("DS=bf16:toward-zero")
+        found = [
+            [(len(words), wider) for words, wider in changes(plan, event_part(plan, site))]
+            for plan, site in ((blocks, Site.K), (cut, Site.DS), (PLAN, Site.DS))
+        ]
+        count = len(repair(blocks, event_part(blocks, Site.K)))
+        assert found[0][:2] == [(1, False), (count, False)] and found[0][2][1]
+        assert [wider for _, wider in found[1]] == [False, True] and found[1][0] == (1, False)
+        assert [wider for _, wider in found[2]] == [True]
+
     def test_a_truncation_becomes_rounding_to_nearest(self, cut):
         found = verdict(cut)
         assert found.step == "--set DS=bf16" and "DS rounds without a bias" in found.buys

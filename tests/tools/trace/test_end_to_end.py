@@ -195,10 +195,8 @@ def test_an_injected_bias_leans_and_is_named(run, small, tmp_path):
             1
         ].split()
     )
-    assert re.search(
-        r"that round, \d (?:is|are) biased: .*OUT \(injected\) up by 0\.2\d* ± 0\.0\d* bf16 ulp",
-        out,
-    )
+    assert re.search(r"that round \d (?:is|are) biased: .*OUT \(injected\) up", out)
+    assert re.search(r"\bOUT bf16 .*?\+0\.2\d+ ", out)  # how strongly stands in the table
 
 
 def test_seed_decides_stochastic_rounding(run, small, tmp_path):

@@ -1,6 +1,7 @@
 """Many layers and long ones: one layer in memory at a time, few pictures, and a word before."""
 
 import re
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from roundscope.emu.formats.format import format_named
 from roundscope.tools.tensors.layers import Layer, each_layer, read_layers
-from roundscope.tools.trace import focus
+from roundscope.tools.trace import command, focus
 from roundscope.tools.trace import run as trace_run
 from roundscope.tools.trace.report import report
 from roundscope.tools.trace.run import bytes_needed, observe
@@ -64,6 +65,17 @@ def test_the_least_exact_layers_are_drawn_and_the_others_say_how(run, small, tmp
     assert code == 0 and len(drawn) == 2
     assert f"--layer {other}</code>" in sections[other] and "All events" in sections[other]
     assert {p.name[0] for p in folder.glob("*.png")} == drawn
+
+
+def test_each_layer_says_which_of_how_many_it_is(run, small, tmp_path, monkeypatch):
+    """Twenty minutes of names, of which nobody knows how many are left."""
+    told = []
+    monkeypatch.setattr(command, "telling", lambda name: nullcontext(told.append))
+    run(small(layers=NAMES, do=False), "--out", tmp_path / "x")
+    of_layers = [x for x in told if " of 3, " in x]
+    assert {x.split(", ")[1].split(":")[0] for x in of_layers if x[0] == "2"} == {"b"}
+    assert of_layers[0].startswith("1 of 3, a: ") and "left" not in of_layers[0]
+    assert all(x.endswith(" left") for x in of_layers if x[0] in "23")
 
 
 def test_records_of_layers_are_those_of_each_alone(run, small, tmp_path):

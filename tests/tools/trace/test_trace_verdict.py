@@ -54,7 +54,7 @@ class TestVerdict:
     def test_a_biased_result_comes_with_the_event_that_makes_it_so(self, cut):
         v = verdict(cut)
         assert re.search(
-            r"The largest cause is P \(bf16:toward-zero\), which alone changes", v.bias
+            r"the largest cause is P \(bf16:toward-zero\), which alone changes", v.bias
         )
         assert v.step == "--set P=bf16" and "when P rounds without a bias" in v.buys
 

@@ -50,8 +50,10 @@ def test_sums_that_round_inside_are_all_named(sample):
     """P V and dQ left out because they have no event of their own or round in another line."""
     lines = trace_table.folded(sample)
     (inside,) = (x for x in lines if x.startswith("sums whose additions round inside"))
-    (exact,) = (x for x in lines if x.startswith("the last rounding changes nothing"))
+    (exact,) = (x for x in lines if x.startswith("exact here"))
     assert {"S", "PV", "DELTA", "DQ", "DK", "DV"} <= set(inside.split()) and " Q " in exact
+    inexact = {"EXP", "ALPHA", "LSE", "O", "INV", *inside.split()}
+    assert not inexact & set(exact.partition(": ")[2].split())
 
 
 @pytest.mark.pictures
@@ -168,3 +170,13 @@ def test_a_second_request_goes_beside_the_first(run, small, tmp_path, monkeypatc
         json.loads((tmp_path / "trace-small-qiu-yao-2" / "trace.json").read_text())["causal"]
         is True
     )
+
+
+def test_entries_that_an_injection_hit_are_counted(run, small, tmp_path):
+    """A share whose size nobody can check."""
+    out = tmp_path / "x"
+    code, told, _ = run(small(), "--inject", "P:ulps=1:share=0.25", "--no-budget", "--out", out)
+    (layer,) = json.loads((out / "trace.json").read_text())["layers"]
+    hit, n = layer["injected"]["P"]["hit"], layer["injected"]["P"]["of"]
+    assert code == 0 and abs(hit - 0.25 * n) < 4 * np.sqrt(0.25 * 0.75 * n)
+    assert f"Injected errors hit {hit:,} of {n:,} entries of P." in " ".join(told.split())

@@ -127,7 +127,9 @@ def _stopped(found: Stopped, seconds: float) -> Diagnosis:
 
 def _trace(file: str, plan: str) -> str:
     source = "--sample" if file == sample_path().name else file
-    return f"roundscope trace {source} --plan {plan.rstrip('*')}"
+    name, *changes = plan.split("; ")
+    sets = "".join(f" --set {shlex.quote(words)}" for words in changes)
+    return f"roundscope trace {source} --plan {name}{sets}"
 
 
 def _lost(lost: Sequence[Measured]) -> dict[str, Any]:

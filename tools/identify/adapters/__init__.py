@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from roundscope.attention.testing.foreign.user import Kernel, kernel_of
+from roundscope.attention.testing.foreign.user import Kernel, called_here, kernel_of
 from roundscope.emu.errors import Problem
-from roundscope.emu.testing.foreign import call_foreign
 
 ADAPTERS = {  # name -> module here, function
     "sdpa-flash": ("torch_sdpa", "flash"),
@@ -71,11 +70,11 @@ def kernel(name: str) -> Kernel:
             place = "FOLDER" if file else "FILE"
             raise Problem("kernel", name, f"no {file or 'file'} there; give {head}:{place}")
         of_path: Callable[[Path], Kernel] = getattr(_adapter(module), function)
-        return partial(call_foreign, of_path(Path(path)))
+        return partial(called_here, of_path(Path(path)))
     if name in ADAPTERS:
         module, function = ADAPTERS[name]
         adapter: Kernel = getattr(_adapter(module), function)
-        return partial(call_foreign, adapter)
+        return partial(called_here, adapter)
     if path:
         return kernel_of(name)
     known = ", ".join([*ADAPTERS, *(f"{n}:PATH" for n in OF_FILES)])

@@ -104,10 +104,14 @@ class Cell:
 
     def _hash(self) -> str:
         parameters = dict(self.parameters)
-        start = json.dumps(
-            {"content": self.content, "numerics": NUMERICS, "parameters": parameters},
-            sort_keys=True,
-        )
+        told: dict[str, Any] = {
+            "content": self.content,
+            "numerics": NUMERICS,
+            "parameters": parameters,
+        }
+        if masks := [each.mask.digest for each in self.inject if each.mask is not None]:
+            told["masks"] = masks  # a file of the same name may hold another one
+        start = json.dumps(told, sort_keys=True)
         # the plan comes last in the order of names
         whole = f'{start[:-1]}, "plan": {_written(_This(self.plan))}}}'
         return hashlib.sha256(whole.encode()).hexdigest()[:32]

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from roundscope.attention.arguments import served_given
+from roundscope.attention.grammar.changes import Edit, words_of
 from roundscope.attention.grammar.edits import KINDS, apply
 from roundscope.attention.grammar.injections import check_injection, injection_of
 from roundscope.attention.grammar.roundings import Place, places_of, without_mode
@@ -17,9 +18,11 @@ from roundscope.attention.injection import Injection
 from roundscope.attention.places import Sizes, check_place, occurs
 from roundscope.attention.plans.named import note_on_types
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.settings import Options, setup_of
 from roundscope.attention.sites import Site, site_named
 from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.events.injection import FlipBit
+from roundscope.events.plan import check_factors, renamed
 from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.sweep.conditions.axes import axis_named, typed
 from roundscope.tools.sweep.conditions.cell import (
@@ -68,6 +71,7 @@ def cell_of(point: Mapping[str, Value]) -> Cell:
         note = told(str(parameters["input"]), file, parameters, note_on_types(plan, file.types))
     run = _served(parameters, plan)
     _check_named(parameters, run)
+    _check_runs(parameters, run, file, settings)
     inject = _injections(parameters, run, file)
     return Cell(
         parameters=tuple(parameters.items()),
@@ -93,16 +97,86 @@ def _served(parameters: Mapping[str, Value], plan: Plan) -> Plan:
     )
 
 
-def _other_preset(settings: Settings) -> str:
-    """Return advice for changes that the default preset, which is a kernel, cannot have.
+class CannotRunError(UsageError):
+    """A cell that can be written down, and that attention would refuse to compute."""
 
-    It is empty if the preset of the same roundings without that kernel's choices cannot either.
+
+def _check_runs(
+    parameters: Mapping[str, Value], plan: Plan, file: FileSizes | None, settings: Settings
+) -> None:
+    """Raise CannotRunError if attention would refuse the cell, for the reason that it would give.
+
+    settings: those of the plan; the message names another preset that can have them
+    """
+    heads, features = int(parameters["N"]), int(parameters["H"])
+    groups, width = (1, features) if file is None else (file.N // file.key_heads, file.width)
+    sizes = (
+        int(parameters.get("batch", 1)),
+        *(int(parameters[name]) for name in ("T", "S")),
+        *(heads, max(1, heads // groups), features, width),
+    )
+    call = tuple((name, parameters.get(name)) for name in ("block_q", "block_k", "causal", "scale"))
+    try:
+        _check_call(plan, sizes, call, parameters.get("mask"))
+    except ValueError as error:
+        words = [
+            f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+            for name, value in parameters.items()
+            if DEFAULTS.get(name) != value and name not in ("seed", "S")
+        ]
+        hint = _other_preset(settings) if _is_of_factors(plan) else ""
+        raise CannotRunError(f"{' '.join(words) or 'the defaults'}: {error}{hint}") from None
+
+
+def _is_of_factors(plan: Plan) -> bool:
+    """Return whether a tensor core of the plan cannot read what it is given."""
+    try:
+        check_factors(plan)
+    except ValueError:
+        return True
+    return False
+
+
+@functools.lru_cache(maxsize=4096)
+def _check_call(
+    plan: Plan, sizes: tuple[int, ...], call: tuple[tuple[str, Value | None], ...], mask: Value
+) -> None:
+    """Raise ValueError where attention refuses a call with a plan, tiles and tensors of sizes.
+
+    sizes: batch entries, queries, keys, heads, key heads, features of q and k, features of v
+    """
+    batch, queries, keys, heads, key_heads, features, width = sizes
+    check_factors(plan)
+    told, none = dict(call), np.float32(0.0)
+    scale = str(told["scale"])
+    options = Options(
+        block_q=int(told["block_q"] or 0),
+        block_k=int(told["block_k"] or 0),
+        is_causal=bool(told["causal"]),
+        scale=None if scale in ("None", "none", "default") else float(scale),
+        mask=None if mask in (None, "none") else np.True_,
+    )
+    setup_of(
+        np.broadcast_to(none, (batch, queries, heads, features)),
+        np.broadcast_to(none, (batch, keys, key_heads, features)),
+        np.broadcast_to(none, (batch, keys, key_heads, width)),
+        plan,
+        options,
+    )
+
+
+def _other_preset(settings: Settings) -> str:
+    """Return advice for changes that a preset, which is a kernel, cannot have.
+
+    It is empty if the preset of fa2's roundings without that kernel's choices cannot either.
     """
     try:
-        plan_of((("preset", "fa2-bf16"), *settings[1:]), 0)
+        check_factors(plan_of((("preset", "fa2-bf16"), *settings[1:]), 0))
     except ValueError:
         return ""
-    return f"; preset={DEFAULTS['preset']} is the default, and preset=fa2-bf16 can have that"
+    own = DEFAULTS["preset"]
+    default = f"preset={own} is the default, and " if settings[0][1] == own else ""
+    return f"; {default}preset=fa2-bf16 can have that"
 
 
 def _given(point: Mapping[str, Value]) -> dict[str, Value]:
@@ -259,7 +333,10 @@ def plan_of(settings: Settings, seed: int) -> Plan:
 @functools.lru_cache(maxsize=4096)
 def _built(settings: Settings) -> Plan:
     plan = preset = Plan.preset(str(settings[0][1]))
+    words = []
     for name, value in settings[1:]:
         kind, _, site = name.partition(".")
-        plan = apply(plan, kind, str(value), (site_named(site),) if site else ())
-    return plan if plan == preset else replace(plan, name=f"{preset.name}*")
+        edit = Edit(kind, str(value), (site_named(site),) if site else ())
+        plan = apply(plan, kind, edit.value, edit.sites)
+        words += words_of(edit, plan)
+    return plan if plan == preset else replace(plan, name=renamed(preset.name, *words))

@@ -73,7 +73,7 @@ _AXES: dict[str, dict[str, tuple[str, str]]] = {  # group -> axis -> (values, me
         "input": ("see below", "the tensors"),
         "seed": (
             "a whole number from 0, or a:b",
-            "seed of the tensors, stochastic rounding and noise",
+            "seed of the tensors, stochastic rounding, noise and shares",
         ),
         "causal": (_TRUTH, "whether query t sees keys s <= t only; by default as a file says"),
         "scale": ("default, none, or a number", "the factor of the scores; none is 1 / sqrt(H)"),
@@ -117,7 +117,8 @@ _GRAMMARS = {
     ),
     "injection": (
         "SITE:WHAT[:WHERE]...; WHAT exact, ulps=X, bias=X, set=X, flip=BIT, noise=ULPS; WHERE"
-        f" {' '.join(f'{name}=' for name in WHERES)} with numbers and ranges: O:ulps=0.5:rows=0:64"
+        f" {' '.join(f'{name}=' for name in WHERES)} with numbers and ranges: O:ulps=0.5:rows=0:64;"
+        " share=0.01 is a random part, mask=FILE.npy a boolean array"
     ),
     "more": "docs/reference/grammar.md explains the words, which trace, sweep, train, proxy and"
     " Python share",

@@ -279,6 +279,6 @@ def _of_one(found: Examined) -> Examined:
     }
     by_site: dict[str, Any] = {
         part: {name: together(x) for name, x in getattr(found.trace, part).items()}
-        for part in ("rows", "ones", "away")
+        for part in ("rows", "ones", "away", "hits")
     }
     return replace(found, **results, trace=replace(found.trace, stats=stats, **by_site))

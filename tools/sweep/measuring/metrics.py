@@ -5,7 +5,8 @@ engine and in any grouping of cells; the few quotients and roots of a cell are t
 on the host. The sums of errors behind SITE_METRICS were added by the engines and agree to about
 1e-12; their counts are equal.
 
-A standard error takes rows, query x head, as independent. It is NaN for a single row.
+A standard error takes rows, query x head, as independent, and that of a gain takes heads. It is NaN
+for a single one.
 
 An error of a result of which an entry is lost (`roundscope.emu.stats.comparison`) is infinite, and
 a signed mean is NaN: what is left says nothing of the whole.
@@ -16,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from os import cpu_count
 
 import numpy as np
+from scipy.special import ndtri, stdtr
 
 from roundscope.attention.trace.summary import Trace
 from roundscope.emu.formats.format import Format
@@ -24,6 +26,17 @@ from roundscope.tools.sweep.measuring.sums import GRADIENTS, Sums
 Metrics = dict[str, np.ndarray]
 FEW = 16  # cells of a trace below which threads cost more than they bring
 
+GAIN = {
+    "gain": (
+        "by how much it is too long (above 0) or too short, as a part of its length: <x - golden,"
+        " golden> over |golden|^2, mean over heads"
+    ),
+    "gain_se": "standard error of the gain over heads",
+    "gain_z": (
+        "the gain in its standard errors, as a normal deviate that is as rare as Student's: beyond"
+        " +-3 heads would scatter so in 3 of 1,000 unbiased cells"
+    ),
+}
 METRICS: dict[str, str] = {
     "max_abs": "largest |out - golden|",
     "mean_abs": "mean |out - golden|",
@@ -36,6 +49,7 @@ METRICS: dict[str, str] = {
         " entry near 0 would dominate)"
     ),
     "mean_ulps_se": "mean_se over the same",
+    **{name: f"of out: {meaning}" for name, meaning in GAIN.items()},
     "not_finite": (
         "entries of out that are NaN or infinite where golden is not, or the other way round; if"
         " there is one, every deviation of out is infinite, and a signed mean NaN"
@@ -65,6 +79,7 @@ METRICS: dict[str, str] = {
             "not_finite": "not_finite, if there is one then the others are not,",
         }.items()
     },
+    **{f"{g}_{name}": f"{name} of {g}" for g in GRADIENTS for name in GAIN},
     "delta_bias": "mean signed delta - golden, over rows",
     "delta_bias_se": "its standard error over rows",
     "delta_coherence": (
@@ -96,6 +111,7 @@ SITE_METRICS: dict[str, str] = {
     "underflow": "numbers that became zero",
     "subnormal": "results below the smallest normal number",
     "nan": "results that are NaN",
+    "hits": "entries that an injection hit",
 }
 
 
@@ -126,12 +142,36 @@ def forward(s: Sums, formats: Sequence[Format]) -> Metrics:
     ulp = np.ldexp(s["binades"] / s["entries"], [1 - f.precision for f in formats])
     return {
         **found,
+        **gain(s),
         "rel_rms": _relative(found["rms"], s),
         "mean_ulps": found["mean"] / ulp,
         "mean_ulps_se": found["mean_se"] / ulp,
         "not_finite": _lost(s),
         "not_finite_row": _first(s),
     }
+
+
+def gain(s: Sums) -> Metrics:
+    """Return GAIN: NaN where an entry is lost; heads whose golden result is 0 have no gain."""
+    with np.errstate(all="ignore"):
+        heads = s["along"] / np.where(s["length"] > 0.0, s["length"], np.nan)
+        n = np.isfinite(heads).sum(-1)
+        mean = np.where(np.isfinite(heads), heads, 0.0).sum(-1) / _none(n)
+        spread = np.where(np.isfinite(heads), heads - mean[:, None], 0.0)
+        se = np.sqrt((spread * spread).sum(-1) / (_none(n - 1) * _none(n)))
+    found = {"gain": _plus(mean), "gain_se": se, "gain_z": deviate(mean, se, n)}
+    return {name: _signed(s, x) for name, x in found.items()}
+
+
+def deviate(mean: np.ndarray, se: np.ndarray, n: np.ndarray) -> np.ndarray:
+    """Return mean / se as a normal deviate that is as rare as Student's of n numbers.
+
+    It is 0 where the mean is 0, and NaN for fewer than two numbers.
+    """
+    with np.errstate(all="ignore"):
+        t = np.where(mean == 0.0, 0.0, np.abs(mean) / se)
+        z = -ndtri(stdtr(np.maximum(n, 2) - 1.0, -t))
+    return np.where(n > 1, np.copysign(z, mean), np.nan) + 0.0
 
 
 def against_unfused(mine: Metrics, unfused: Sums, between: Sums) -> Metrics:
@@ -174,6 +214,7 @@ def backward(sums: dict[str, Sums]) -> Metrics:
             "mean": _signed(s, _plus(s["sum"]) / n),
             "rel_rms": _relative(rms, s),
             "not_finite": _lost(s),
+            **gain(s),
         }
         found |= {f"{g}_{name}": value for name, value in seen.items()}
     found["dq_not_finite_row"] = _first(sums["dq"])
@@ -202,6 +243,7 @@ def _site(trace: Trace, name: str) -> Metrics:
     total = {f: np.asarray(getattr(stats, f)).sum(-1) for f in stats.__dataclass_fields__}
     n = np.maximum(total["n"], 1)
     groups = np.ascontiguousarray(trace.rows[name]).reshape(len(stats.n), -1)
+    hits = trace.hits.get(name)
     sums, squares = groups.sum(-1), (groups * groups).sum(-1)
     centered = np.maximum.reduce(
         [squares - sums**2 / groups.shape[1], total["sq_ulps"] - sums**2 / n, np.zeros(len(n))]
@@ -220,6 +262,7 @@ def _site(trace: Trace, name: str) -> Metrics:
         "peak_ulps": np.asarray(stats.peak).max(-1),
         "coherence": np.abs(total["ulps"]) / np.where(root > 0.0, root, np.inf),
         **{f: total[f] for f in ("carries", "overflow", "underflow", "subnormal", "nan")},
+        "hits": np.zeros(len(n)) if hits is None else hits.reshape(len(n), -1).sum(-1),
     }
 
 

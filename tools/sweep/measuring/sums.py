@@ -21,7 +21,7 @@ from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.ops import Array, Ops
 
 Arrays = dict[str, Any]
-Sums = dict[str, Any]  # arrays (C,), by name
+Sums = dict[str, Any]  # arrays (C,), or (C, N) of heads, by name
 GRADIENTS = ("dq", "dk", "dv")
 
 
@@ -72,9 +72,11 @@ def sums_of(
         ),
     }
     found["out"]["binades"] = _binades(ops, exact, emin)
+    found["out"] |= _by_head(ops, mine["out"], golden["out"])
     if "delta" in mine:
         found |= {
             g: _deviation(ops, _rows(mine[g]), _rows(golden[g]), "first peak square sum golden")
+            | _by_head(ops, mine[g], golden[g])
             for g in GRADIENTS
         }
         found["delta"] = _deviation(
@@ -123,6 +125,24 @@ def _deviation(ops: Ops, x: Array, golden: Array, wanted: str) -> Sums:
     if "rows" in names:
         found |= _by_row(ops, d, finite)
     return found
+
+
+def _by_head(ops: Ops, x: Array, golden: Array) -> Sums:
+    """Return what gains are made of, for each head of (C, T, N, H), both (C, N).
+
+    along   the sum of (x - golden) golden, over entries where both are finite
+    length  the sum of squares of golden, over its finite entries
+    """
+    xp = ops.xp
+    cells, _, heads, _ = golden.shape
+    ours, theirs = (v.swapaxes(1, 2).reshape(cells, heads, -1) for v in (x, golden))
+    d = ours - theirs
+    d = xp.where(xp.isfinite(d), d, 0.0)
+    theirs = xp.where(xp.isfinite(theirs), theirs, 0.0)
+    return {
+        "along": total(xp, ops.multiply(d, theirs)),
+        "length": total(xp, ops.multiply(theirs, theirs)),
+    }
 
 
 def _by_row(ops: Ops, d: Array, finite: Array) -> Sums:

@@ -6,13 +6,15 @@ import numpy as np
 
 from roundscope.attention.sites import Site
 from roundscope.tools.report.wording import listed
-from roundscope.tools.sweep.report.effects import LOG, Shares, center, fold, mean_interval
+from roundscope.tools.sweep.report.effects import LOG, Shares, between, center, fold, mean_interval
+from roundscope.tools.sweep.report.gains import gain_words, gains
 from roundscope.tools.sweep.report.lost import lost
 from roundscope.tools.sweep.report.lost import sentence as lost_sentence
 from roundscope.tools.sweep.report.slices import Slice
 from roundscope.tools.sweep.report.words import fold as times
-from roundscope.tools.sweep.report.words import many, number, percent, with_interval
+from roundscope.tools.sweep.report.words import in_ends, many, number, percent
 from roundscope.tools.sweep.storage.frames import Frame
+from roundscope.tools.trace.analysis.bias import threshold
 
 
 def sentence(frame: Frame, found: Shares) -> str:
@@ -69,13 +71,13 @@ def _most(frame: Frame, found: Shares) -> str:
 
 
 def _alone(frame: Frame) -> str:
-    rms, largest = (mean_interval(frame.metric(name)) for name in ("rms", "max_abs"))
+    rms, largest = (in_ends(*between(m, frame.metric(m))) for m in ("rms", "max_abs"))
     count = len(frame.rows)
     seeds = f"{count} seeds of one condition" if count > 1 else "One condition, one seed"
     share = percent(mean_interval(frame.metric("rel_rms"))[0])
     return (
-        f"{seeds}: rms from float64 is {with_interval(*rms)} ({share} of its rms), the largest"
-        f" difference {with_interval(*largest)}."
+        f"{seeds}: rms from float64 is {rms} ({share} of its rms), the largest"
+        f" difference {largest}."
     )
 
 
@@ -254,6 +256,29 @@ def seeds_words(frame: Frame, cells: np.ndarray) -> str:
 def one_seed(frame: Frame, cells: np.ndarray) -> bool:
     """Return whether no condition has a second seed."""
     return bool(not cells.any() or np.bincount(frame.condition[cells]).max() < 2)
+
+
+def gain(frame: Frame, cut: Slice) -> str:
+    """Return the caption of the output's gain: which conditions shown are biased."""
+    found = gains(frame, "out", cut.cells)
+    answer = "No condition shown has a z: it needs two seeds, or two heads."
+    if len(found.z):
+        limit = threshold(len(found.z))
+        far = found.biased(limit)
+        words = f"; {gain_words(frame, found, int(far[0]))}" if len(far) else ""
+        most = "the furthest" if len(far) > 1 else "it"
+        answer = (
+            f"In {len(far)} of {len(found.z)} conditions shown the gain lies further from 0 than"
+            f" chance puts one in a hundred pages (|z| > {limit:.1f})"
+            f"{words.replace('; ', f'; {most} is ', 1)}."
+        )
+    if lost_too := int((cut.cells & (np.nan_to_num(frame.metric("not_finite")) > 0)).sum()):
+        answer += f" {lost_too} cells with NaN or infinite results have no gain."
+    line = (
+        "The thin line through a dot is its own standard error: over heads for the gain, over rows"
+        " for the mean. The mean is 0 for numbers of both signs, however short they are."
+    )
+    return f"Is the output too long or too short? {answer} {_shown(frame, cut, 'gain')} {line}"
 
 
 def signed(frame: Frame, cut: Slice, metric: str) -> str:

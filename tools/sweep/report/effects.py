@@ -85,6 +85,21 @@ def center(metric: str, x: np.ndarray) -> tuple[float, float, float]:
     return (10.0**mean, 10.0**low, 10.0**high) if metric in LOG else (mean, low, high)
 
 
+def between(metric: str, x: np.ndarray) -> tuple[float, float, float]:
+    """Return the mean of a metric's numbers over seeds and the ends of its 95 % interval.
+
+    Metrics above zero have the geometric mean and the t interval of their logarithms, which ends
+    above zero; where one of them is 0, the mean and an interval from 0 on. An infinite number makes
+    the mean infinite, without an interval.
+    """
+    finite = x[np.isfinite(x)]
+    if metric in LOG and (finite > 0).all() and not np.isinf(x).any():
+        return center(metric, finite)
+    mean, half = mean_interval(x)
+    low = mean - half
+    return mean, max(low, 0.0) if metric in LOG and low < 0 else low, mean + half
+
+
 def shares(frame: Frame, metric: str = "rms") -> Shares:
     """Return what each axis explains of the `scaled` metric over all cells that have it."""
     y = scaled(metric, frame.metric(metric))

@@ -35,7 +35,7 @@ Picture = tuple[str, Any, str]
 FIRST = ("T", "S", "block_q", "block_k", "format")
 MOST = 8  # pictures of deviation against an axis
 DEVIATION = ("rms", "max_abs", "rel_rms")
-SIGNED = ("mean_ulps", "mean", "mean_abs")
+SIGNED = ("gain", "mean_ulps", "mean_abs")
 SOFTMAX = ("several_ones", "rescales")
 BACKWARD = ("delta_bias", "dq_rel_rms", "dk_rel_rms", "dv_rel_rms")
 
@@ -90,8 +90,7 @@ def _others(frame: Frame) -> Iterator[Picture]:
         return title, plots.against(frame, cut, metrics), caption(frame, cut)
 
     if np.isfinite(frame.metric("mean_ulps")).any():
-        told = partial(captions.signed, metric="mean_ulps")
-        yield drawn("Signed mean beside magnitude", "mean_abs", SIGNED, told)
+        yield drawn("Gain and signed mean beside magnitude", "mean_abs", SIGNED, captions.gain)
     if occurring := [m for m in SOFTMAX if (np.nan_to_num(frame.metric(m)) > 0).any()]:
         title = "Rows with several P = 1, and rescales"
         yield drawn(title, occurring[0], SOFTMAX, captions.softmax)

@@ -29,11 +29,20 @@ from roundscope.tools.report.model import (
 from roundscope.tools.results.folder import write_page
 from roundscope.tools.results.tables import json_of
 from roundscope.tools.sweep.conditions.cell import DEFAULTS, Value, lacking
+from roundscope.tools.sweep.measuring.sums import GRADIENTS
+from roundscope.tools.sweep.report import answers
 from roundscope.tools.sweep.report.captions import sentence
-from roundscope.tools.sweep.report.effects import changed_nothing, idle, mean_interval, shares
+from roundscope.tools.sweep.report.effects import (
+    LOG,
+    between,
+    changed_nothing,
+    idle,
+    mean_interval,
+    shares,
+)
 from roundscope.tools.sweep.report.lost import lost
 from roundscope.tools.sweep.report.pictures import opening, pictures
-from roundscope.tools.sweep.report.words import many, number, short, with_interval
+from roundscope.tools.sweep.report.words import in_ends, many, number, short, with_interval
 from roundscope.tools.sweep.running.dry_run import duration, said
 from roundscope.tools.sweep.storage.frames import TOGETHER, Frame, Row, Rows, frame_of, parameters
 
@@ -54,6 +63,15 @@ HOW = [
         " infinite. On logarithmic scales the logarithm is averaged.",
         "note",
         lead="Seeds.",
+    ),
+    Text(
+        "By how much a result is too long (above 0) or too short: the difference along the result"
+        " of the reference, as a part of its length. Noise leaves it at 0, whatever the signs of"
+        " the numbers are, where a mean over entries of both signs shows nothing. z is the gain in"
+        " its standard errors over heads, as a normal deviate that is as rare as Student's, and"
+        " those of several seeds are added up (over the root of their number).",
+        "note",
+        lead="Gain.",
     ),
     Text(
         "The share is the sum of squares of log10 rms between the values of an axis"
@@ -81,10 +99,12 @@ def write(path: Path, out: Path | None = None, progress: Progress = lambda _: No
     return out
 
 
-def answer(path: Path) -> str:
-    """Return the sentence that opens the report of a results file."""
+def answer(path: Path) -> list[Part]:
+    """Return what the terminal says of a results file."""
     frame = frame_of(path)
-    return sentence(frame, shares(frame))
+    if not len(frame.rows):
+        return [Text(sentence(frame, shares(frame)))]
+    return answers.parts(answers.answer(frame))
 
 
 def report(frame: Frame, progress: Progress = lambda _: None) -> Report:
@@ -97,12 +117,15 @@ def report(frame: Frame, progress: Progress = lambda _: None) -> Report:
         progress(title)
         drawn.append(Picture(title, figure, caption))
     nothing = changed_nothing(idle(frame), bool(lost(frame).cells.any()))
+    told = answers.answer(frame) if len(frame.rows) else None
+    said_of = [] if told is None else [told.bias, answers.hits_words(told)]
     return Report(
         title=f"sweep {frame.path.name}",
         heading="Which axis matters most?",
         about=f"{frame.path.name}: {counts(frame)}",
         opening=_opening(frame, sentence(frame, found)),
         parts=[
+            *(Text(text) for text in said_of if text),
             *(Text(f"{text}.") for text in (*files(frame), *nothing)),
             Folded("How to read this page", HOW),
             *first,
@@ -163,12 +186,13 @@ COLUMNS = {
     "rms": "rms",
     "max_abs": "largest",
     "rel_rms": "relative rms",
-    "mean_ulps": "mean,\nulps of OUT",
+    "gain": "gain",
     "ratio_max": "largest /\nunfused's",
     "delta_bias": "mean of\ndelta",
     "dq_rel_rms": "dq,\nrelative rms",
     "dk_rel_rms": "dk,\nrelative rms",
     "dv_rel_rms": "dv,\nrelative rms",
+    **{f"{g}_gain": f"{g},\ngain" for g in GRADIENTS},
 }
 ALWAYS = tuple(COLUMNS)[:5]  # the others need gradients
 
@@ -194,17 +218,23 @@ def conditions(frame: Frame) -> list[Section]:
             seeds += f", {bad} failed"
         if gone:
             seeds += f", {gone} not finite"
-        counts = {"mean_ulps": "not_finite", "delta_bias": "delta_not_finite"}  # of lost entries
+        counts = {"gain": "not_finite", "delta_bias": "delta_not_finite"}  # of lost entries
+        counts |= {f"{g}_gain": f"{g}_not_finite" for g in GRADIENTS}
         values = [
             "-"
             if m in counts and (np.nan_to_num(frame.metric(counts[m])[cells]) > 0).any()
+            else in_ends(*between(m, frame.metric(m)[cells]))
+            if m in LOG
             else with_interval(*mean_interval(frame.metric(m)[cells]))
             for m in metrics
         ]
         rows.append([*(short(str(row[n]), 40) for n in names), seeds, *values])
         marked.append(gone > 0)
     more = len(order) - MOST
-    note = "Mean ± half of the 95 % t interval over seeds"
+    note = (
+        "Errors: geometric mean over seeds [95 % t interval of the logarithms]; signed numbers:"
+        " mean ± half of the 95 % t interval"
+    )
     if any(marked):
         note += (
             "; red: some seed has NaN or infinite results, so the error is infinite and a signed"

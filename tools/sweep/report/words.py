@@ -10,6 +10,7 @@ METRIC_LABELS = {
     "rel_rms": "rms / rms of float64",
     "mean_abs": "mean |out − float64|",
     "mean": "mean of out − float64",
+    "gain": "gain of out (below 0: too short)",
     "mean_ulps": "mean error, ulps of OUT",
     "several_ones": "share of rows with several P = 1",
     "rescales": "rescales per row",
@@ -53,6 +54,12 @@ def number(x: float, digits: int = 3) -> str:
 def with_interval(mean: float, half: float) -> str:
     """Return "mean ± half"; the mean alone where there is no interval."""
     return number(mean) if np.isnan(half) else f"{number(mean)} ± {number(half, 2)}"
+
+
+def in_ends(mean: float, low: float, high: float) -> str:
+    """Return "mean [low, high]"; the mean alone where there is no interval."""
+    ends = "" if np.isnan(low) else f" [{number(low, 2)}, {number(high, 2)}]"
+    return f"{number(mean)}{ends}"
 
 
 def percent(share: float) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roundscope.tools.errors import ExecutorError, bad, one_line
-from roundscope.tools.report.progress import WHAT, drawn, left
+from roundscope.tools.report.progress import SECONDS, WHAT, drawn, every_line, left
 from roundscope.tools.report.terminal import console
 from roundscope.tools.signals import stopping
 from roundscope.tools.sweep.conditions.cell import Cell, Result
@@ -258,13 +258,21 @@ def _error_of(future: Future[Any]) -> BaseException | None:
 
 
 @contextmanager
-def bar() -> Iterator[Progress]:
-    """Show a bar with cells per second, time left and failures; it disappears when done."""
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        yield lambda done, failed, total: None
+def bar(name: str = "sweep", clock: Callable[[], float] = time.perf_counter) -> Iterator[Progress]:
+    """Show a bar with cells per second, time left and failures; it disappears when done.
+
+    Where stderr is no terminal, a line is printed every minute at most, which begins with the name.
+    """
+    if not console(stderr=True).is_terminal:
+        tell, began = every_line(name, SECONDS, clock), clock()
+
+        def line(done: int, failed: int, total: int) -> None:
+            words = _words(done, failed, total, clock() - began)
+            tell(f"{done} of {total} cells, {words}")
+
+        yield line
         return
-    with drawn("sweep", "bar", "count", "elapsed", WHAT, width=40) as shown:
+    with drawn(name, "bar", "count", "elapsed", WHAT, width=40) as shown:
         task, start = shown.add_task("", total=None), time.perf_counter()
 
         def progress(done: int, failed: int, total: int) -> None:

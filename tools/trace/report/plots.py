@@ -1,5 +1,6 @@
 """The report's pictures as matplotlib Figures."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -105,10 +106,18 @@ def budget(b: ErrorBudget, parts: list[Line]) -> Figure | None:
         ax.set_title(name, fontsize=9.5)
         ax.set_xlim(0.0, 1.2 * most)
         ax.xaxis.set_major_locator(MaxNLocator(3, min_n_ticks=2))
-    labels = [f"{line.part.name}  {line.part.how}" for line in shown]
+    labels = [_named(line) for line in shown]
     axes[0][0].set_yticks(range(len(shown)), labels, fontfamily="monospace", fontsize=8)
     figure.supxlabel("share of the squared error of the result, %", fontsize=9.5)
     return figure
+
+
+def _named(line: Line) -> str:
+    """Return the label of a part: its event with the beginning of its formula, and its rounding."""
+    part = line.part
+    text = re.split(r", | as | of ", part.formula)[0]
+    has_formula = len(part.places) == 1 and text and text != part.name
+    return f"{part.name}{f' = {text}' if has_formula else ''}  {part.how}"
 
 
 def _signed_log(set_scale: Callable[..., Any], values: np.ndarray) -> None:

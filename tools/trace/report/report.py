@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
+from roundscope.tools.look.plans import about
 from roundscope.tools.report.model import (
     Code,
     Folded,
@@ -22,7 +23,8 @@ from roundscope.tools.report.model import (
 from roundscope.tools.trace.costs import VISIBLE, cost, visible
 from roundscope.tools.trace.report import tables
 from roundscope.tools.trace.report.captions import budget_picture, mechanisms, pictures
-from roundscope.tools.trace.report.words import plan_words, sentence
+from roundscope.tools.trace.report.words import details, plan_words
+from roundscope.tools.trace.stopping import stop
 from roundscope.tools.trace.summary import Summary
 from roundscope.tools.trace.verdict import verdict
 
@@ -200,10 +202,11 @@ def _exactness(s: Summary) -> tuple[bool, float]:
 def _about(worst: Summary, data: dict[str, Any]) -> str:
     request, layer = worst.request, worst.layer
     sizes = "; ".join((tables.sizes(worst), *layer.notes))
+    what = about(request.plan.name)
     return (
         f"{data['file']}: {plan_words(request)}, against {data['against']['name']}, tiles of"
         f" {data['block_q']} x {data['block_k']}{tables.call_words(request, layer)},"
-        f" engine {data['engine']}. {sizes}."
+        f" engine {data['engine']}. {sizes}.{' ' * bool(what)}{what}"
     )
 
 
@@ -215,6 +218,8 @@ def _opening(summaries: list[Summary], worst: Summary, again: str) -> Opening:
         first = f"{worst.layer.name} is the least exact of {len(summaries)} layers. {first}"
     is_bad = any(s.biased_results or s.not_finite is not None for s in summaries)
     more = " ".join(x for x in (v.bias, v.causes) if x)
+    if len(summaries) == 1 and (end := stop(worst)):
+        return Opening(first, f"{more} {end}".strip(), mood="good")
     step = f"{again} {v.step}" if v.step else ""
     return Opening(first, more, step, f"Next, to see how {v.buys}", "bad" if is_bad else "good")
 
@@ -230,7 +235,7 @@ def _layer(s: Summary, is_pictured: bool) -> list[Part]:
         promoted: list[Part] = [tables.promotions(s, s.budget), *notes(rates)]
         parts += [
             tables.whole_budget(s.budget),
-            *notes(tables.budget_method(s, s.budget)),
+            *notes(tables.budget_method(s, s.budget), tables.LEFT),
             Section("What more bits would buy, and cost", promoted),
         ]
     fire, quiet = mechanisms(s)
@@ -240,7 +245,7 @@ def _layer(s: Summary, is_pictured: bool) -> list[Part]:
     keys = " and ".join(r.name for r in s.results if r not in by_head)
     note = notes(f"{keys} belong to key heads." if keys else "")
     parts += [
-        Section("What every rounding event did", [Text(sentence(s)), *drawn]),
+        Section("What every rounding event did", [Text(details(s)), *drawn]),
         Folded(
             "All events that round, with their formulas",
             [tables.events(s, with_formulas=True), *lines],
@@ -283,9 +288,12 @@ def of_layer(s: Summary, command: str = "") -> list[Part]:
         *(Text(note, "warn") for note in layer.notes),
         Text(v.text),
     ]
-    if v.step:
+    if end := stop(s):
+        parts.append(Text(end, "good"))
+    elif v.step:
         parts.append(Text("", "strong", lead="Next:", command=f"{command} {v.step}".strip()))
         parts.append(Text(f"      to see how {v.buys}", "note"))
+    parts += notes(about(request.plan.name))
     parts += [Text(""), tables.results(s), *notes(tables.results_note(s))]
     if s.budget is not None and s.budget.lines:
         title = "Error budget: % of the squared error that each event makes alone"
@@ -304,4 +312,4 @@ def of_layer(s: Summary, command: str = "") -> list[Part]:
         parts += [Text(""), Section(title, [tables.shares(s.budget), *notes(*lines)])]
     events = tables.events(s, with_formulas=False)
     below = notes(*tables.folded(s), tables.legend(s))
-    return [*parts, Text(""), Text(sentence(s)), events, *below, Text("")]
+    return [*parts, Text(""), Text(details(s)), events, *below, Text("")]

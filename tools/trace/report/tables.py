@@ -8,11 +8,12 @@ from roundscope.attention.trace.parts import site_of
 from roundscope.tools.report.model import Table
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace.analysis.bias import Bias, Event
+from roundscope.tools.trace.biased import percent
 from roundscope.tools.trace.costs import cost, visible
 from roundscope.tools.trace.request import Request
 from roundscope.tools.trace.results import Result, score
 from roundscope.tools.trace.summary import Summary
-from roundscope.tools.trace.verdict import less, percent
+from roundscope.tools.trace.verdict import less
 
 HEADS = (
     "event",
@@ -31,6 +32,10 @@ HEADS = (
     "max",
     "over/under\nflow/NaN",
     "worst head\nits mean",
+)
+# events whose operation is a function, which has an error of its own
+FUNCTIONS = frozenset(
+    site for site in Site if site.formula.startswith(("exp(", "tanh(", "ln ", "1 /", "m + ln"))
 )
 LEFT_OUT = (5, 12, 13, 15)  # columns that a narrow screen does not show
 
@@ -58,7 +63,7 @@ def layers(summaries: list[Summary]) -> Table:
 def results(s: Summary) -> Table:
     """Return the table of results; those that are biased or not finite are in red."""
     gains = [r.gain for r in s.results if r.gain is not None and r.gain.se > 0.0]
-    limit = f"\nof ±{gains[0].limit:.1f}" if gains else ""
+    limit = f", biased\nbeyond ±{gains[0].limit:.1f}" if gains else ""
     heads = ["result", "relative\nrms error", "largest\nerror", "too long (+)\nor short, %"]
     rows = [
         [r.name, f"{r.error:.2e}", f"{r.difference['max_abs']:.2e}", *_gain(r)] for r in s.results
@@ -137,8 +142,15 @@ def whole_budget(budget: ErrorBudget) -> Table:
     ends = ["100.0" if x else "inf" for x in finite], ["100" if x else "" for x in finite]
     rows.append(["all", "", *ends[0], *ends[1]])
     heads = ["event", "rounds to", *(f"{n}\n%" for n in names)]
-    heads += [f"{n} left\nwithout it, %" for n in names]
+    heads += [f"error of {n}\nwithout it, %" for n in names]
     return Table(heads, rows)
+
+
+LEFT = (
+    "Error without it: what the error of the result is if this event alone does not round, in % of"
+    " the error that it has now. Above 100 it is larger without the event, whose error cancels"
+    " part of another one's."
+)
 
 
 def promotions(s: Summary, budget: ErrorBudget) -> Table:
@@ -249,16 +261,31 @@ def count(n: int) -> str:
 
 def folded(s: Summary) -> list[str]:
     """Return lines that name the events without a line of their own in the table."""
-    exact = [e.name for e in s.events if e not in s.rounding]
+    quiet = [e for e in s.events if e not in s.rounding]
+    exact = [e.name for e in quiet if _is_exact(s, e)]
+    inexact = [e.name for e in quiet if e.name not in exact]
     inside = [str(site) for site in PRODUCTS if _rounds_inside(s, site)]
     absent = [n for n in s.stats if not int(s.stats[n].n.sum())]
     finite = "" if s.not_finite is None else ", where numbers are finite,"
     kinds = {
-        f"the last rounding changes nothing{finite} (what is before it may be inexact)": exact,
+        f"exact here{finite} (neither the operation nor its rounding errs)": exact,
+        f"the last rounding changes nothing{finite} (what is before it may be inexact)": inexact,
         "sums whose additions round inside (shown by --record steps:SITE)": inside,
         "did not occur": absent,
     }
     return [f"{kind}: {' '.join(names)}" for kind, names in kinds.items() if names]
+
+
+def _is_exact(s: Summary, e: Event) -> bool:
+    """Return whether an event whose rounding changes nothing has no other error either.
+
+    A result of binary64 that a format of fewer bits holds is exact, but for sums that round at
+    their additions, functions, and the dividing by l, whose own errors come before the rounding.
+    """
+    site = site_of(e.name)
+    summed = Site.PV if site is Site.O and s.request.plan.pv_into_o else site
+    errs = site in FUNCTIONS or (summed in PRODUCTS and _rounds_inside(s, summed))
+    return e.format.precision < 53 and "." not in e.name and not errs
 
 
 def _rounds_inside(s: Summary, site: Site) -> bool:

@@ -5,30 +5,36 @@ from roundscope.attention.grammar.differences import differences
 from roundscope.attention.grammar.injections import injection_words
 from roundscope.attention.trace.parts import site_of
 from roundscope.emu.roundings.modes import Overflow
+from roundscope.events.plan import base_name
 from roundscope.tools.report.wording import listed
 from roundscope.tools.trace.analysis.bias import Event, Lean, threshold
 from roundscope.tools.trace.analysis.consequences import DeltaDrift
+from roundscope.tools.trace.biased import bias, event_name, too
 from roundscope.tools.trace.request import Request
 from roundscope.tools.trace.results import z_words
 from roundscope.tools.trace.summary import Summary, share_of_rows
-from roundscope.tools.trace.verdict import culprit, line_words, too
 
 COINS = "standard deviations of random signs"
 
 
 def sentence(s: Summary) -> str:
-    """Return which events are biased, and what follows for P V, O, OUT, the results and delta."""
+    """Return which results and events are biased, and what follows for delta."""
+    return " ".join(filter(None, (_not_finite(s), bias(s), details(s))))
+
+
+def details(s: Summary) -> str:
+    """Return what a verdict leaves out: what is cut off, delta, and rows with several P = 1."""
     left_out = "What follows is said of finite numbers alone; the others have no errors in ulps."
     statements = (
-        *(_not_finite(s), left_out if s.not_finite is not None else "", _biased(s), _cleared(s)),
-        *(_chain(s), _clipping(s), _delta(s), _ones(s)),
+        *(left_out if s.not_finite is not None else "", _injected(s), _cleared(s)),
+        *(_clipping(s), _delta(s), _ones(s)),
     )
     return " ".join(filter(None, statements))
 
 
 def short(s: Summary) -> str:
     """Return one line: which events and results are biased, and whether delta's error adds up."""
-    events = [f"{_named(s, e.name)} {_ways(e)} ulp" for e in s.biased_events[:3]]
+    events = [f"{event_name(s, e.name)} {_ways(e)} ulp" for e in s.biased_events[:3]]
     if len(s.biased_events) > 3:
         events.append(f"{len(s.biased_events) - 3} more")
     of = " among the finite numbers" if s.not_finite is not None else ""
@@ -43,11 +49,17 @@ def short(s: Summary) -> str:
     return ". ".join(p for p in parts if p) + "."
 
 
+def _injected(s: Summary) -> str:
+    """Return how many entries injections hit, by event."""
+    parts = [f"{hit:,} of {n:,} entries of {name}" for name, (hit, n) in s.hits.items()]
+    return f"Injected errors hit {listed(parts)}." if parts else ""
+
+
 def plan_words(request: Request) -> str:
     """Return the plan in words: its preset, every change of it, and what was injected."""
     name, changes = request.plan.name, plan_changes(request.plan)
     if changes:
-        name = f"{name.rstrip('*')} with {' '.join(changes)}"
+        name = f"{base_name(name)} with {' '.join(changes)}"
     if request.inject:
         name += f", injected {' '.join(injection_words(i) for i in request.inject)}"
     return name
@@ -55,7 +67,8 @@ def plan_words(request: Request) -> str:
 
 def plan_changes(plan: Plan) -> list[str]:
     """Return the words of --set that changed the plan from its preset."""
-    return differences(plan, Plan.preset(plan.name.rstrip("*"))) if plan.name.endswith("*") else []
+    base = base_name(plan.name)
+    return differences(plan, Plan.preset(base)) if base != plan.name else []
 
 
 def _not_finite(s: Summary) -> str:
@@ -97,71 +110,6 @@ def _clipping(s: Summary) -> str:
     return " ".join(f"{listed(names)} {what}." for names, what in pairs if names)
 
 
-def _biased(s: Summary) -> str:
-    """Return which events are biased, and that results are biased if no event explains it."""
-    if not s.rounding:
-        but = f", but {_results_words(s)}" if s.biased_results else ""
-        return f"No event rounds: each of this plan is exact on these tensors{but}."
-    count, biased = len(s.rounding), s.biased_events
-    if biased:
-        first = "; ".join(_bias_words(s, e) for e in biased[:4])
-        more = f"; and {len(biased) - 4} smaller ones" if len(biased) > 4 else ""
-        verb = "is" if len(biased) == 1 else "are"
-        events = f"Of {count} events that round, {len(biased)} {verb} biased: {first}{more}."
-        return " ".join(x for x in (events, _unexplained(s)) if x)
-    beyond = "up or down or away from zero"
-    if s.biased_results:
-        return (
-            f"No single event is biased beyond chance, {beyond} (|z| > {s.limit:.1f},"
-            f" {count} events round), but {_results_words(s)}."
-        )
-    return (
-        f"No event is biased: of {count} events that round, none has a mean error, {beyond}, that"
-        f" random signs would not give (|z| > {s.limit:.1f})."
-    )
-
-
-def _unexplained(s: Summary) -> str:
-    """Return that results are biased by an event that no test marks, if the budget names one."""
-    if not s.biased_results:
-        return ""
-    line = culprit(s.budget, s.biased_results[0])
-    if line is None or not line.part.places:
-        return ""
-    names = {f"{site}.step" if step else str(site) for site, step in line.part.places}
-    if names.intersection(e.name for e in s.biased_events):
-        return ""
-    return f"No test of events marks what makes results biased: {_results_words(s)}."
-
-
-def _results_words(s: Summary) -> str:
-    """Return which results are biased, and what the error budget says of the cause."""
-    results = listed([too(r) for r in s.biased_results])
-    if s.budget is None:
-        return f"{results}; an error budget would tell which event makes it so"
-    line = culprit(s.budget, s.biased_results[0])
-    if line is None:
-        return f"{results}; no event of the error budget makes a third of it alone"
-    return f"{results}; the error budget names {line_words(line)}"
-
-
-def _named(s: Summary, name: str) -> str:
-    """Return an event's name, marked if it was injected."""
-    return f"{name} (injected)" if any(str(i.site) == name for i in s.request.inject) else name
-
-
-def _bias_words(s: Summary, e: Event) -> str:
-    """Return which way an event is biased and by how much, and how many of its errors agree."""
-    moved = e.counts["away"] + e.counts["toward"]
-    away = e.counts["away"] / moved if moved else 0.5
-    share = max(away, 1 - away)
-    zero = (
-        f"{100 * share:.0f} % of its inexact events {'away from' if away >= 0.5 else 'toward'} zero"
-    )
-    small = ", a relative error below 1e-8" if e.relative < 1e-8 else ""
-    return f"{_named(s, e.name)} {_ways(e)} {e.format.name} ulp ({zero}){small}"
-
-
 def _ways(e: Event) -> str:
     """Return which ways an event is biased, by the tests that say so, and by how much."""
     signed, away = e.signed, e.away
@@ -181,30 +129,11 @@ def _mean(x: Lean) -> str:
 def _cleared(s: Summary) -> str:
     if not s.cleared:
         return ""
-    parts = ", ".join(f"{_named(s, e.name)} ({e.distinct:,})" for e in s.cleared)
+    parts = ", ".join(f"{event_name(s, e.name)} ({e.distinct:,})" for e in s.cleared)
     return (
         f"{parts} {'looks' if len(s.cleared) == 1 else 'look'} biased row by row, but many rows"
         " share few distinct arguments (their number in brackets); with one random sign per"
         " argument that may be chance."
-    )
-
-
-def _chain(s: Summary) -> str:
-    """Return which of P V, O and OUT are not biased."""
-    if not s.chain:
-        is_said = s.rounding and s.not_finite is None
-        return "The last roundings of P V, O and OUT change nothing here." if is_said else ""
-    quiet = [e for e in s.chain if not e.is_biased]
-    if not quiet:
-        return ""
-    largest = max((e.away.lean for e in quiet), key=lambda x: abs(x.mean))
-    size = f"{largest.mean:+.1g} ± {largest.se:.1g} ulp away from zero"
-    rounding, verb, most = "The roundings", "are", "at most "
-    if len(quiet) == 1:
-        rounding, verb, most = "The rounding", "is", ""
-    return (
-        f"{rounding} at {listed([e.name for e in quiet])} {verb} not biased, either up or down or"
-        f" away from zero ({most}{size})."
     )
 
 

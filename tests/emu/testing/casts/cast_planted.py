@@ -214,7 +214,7 @@ def in_bf16(s: np.ndarray) -> np.ndarray:
 
 
 PER_BLOCK = [
-    ("quotient in float32", {}, "after rounding to fp32 first"),
+    ("quotient in float32", {}, "divided in float32"),
     ("floor of the maximum", {"least": 1e-12, "narrow": False}, "maxima of at least 1e-12"),
     ("scale in bf16", {"divided": in_bf16, "stored": in_bf16, "narrow": False}, "to bf16"),
     ("another scale stored", {"stored": in_bf16, "narrow": False}, "scales stored in bf16"),

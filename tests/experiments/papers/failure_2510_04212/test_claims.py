@@ -191,7 +191,7 @@ def test_answer_names_what_each_repair_cures() -> None:
     text = answer(results(table))
     assert "O in FP32 cures A and does not cure B (1 of 3 diverged)" in text
     assert "whatever was rounded, cures A and B" in text
-    assert "qiu-yao as it is in 0 of 3" in text
+    assert "qiu-yao as it is diverged in 0 of 3" in text
 
 
 def test_answer_names_a_case_that_the_centred_delta_makes_worse() -> None:
@@ -199,7 +199,7 @@ def test_answer_names_a_case_that_the_centred_delta_makes_worse() -> None:
     table = {("A", "0"): ALWAYS, ("A", "0'"): NEVER, ("A", "centred"): NEVER}
     table |= {("B", "0"): (400, None, 500), ("B", "0'"): NEVER}
     text = answer(results(table | {("B", "centred"): ALWAYS}))
-    assert "it does not help B (3 of 3 diverged, 2 without it)" in text
+    assert "That does not help B (3 of 3 diverged, 2 without it)" in text
     assert "does not help" not in answer(results(table | {("B", "centred"): SOME}))
 
 

@@ -1,0 +1,41 @@
+"""`roundscope diagnose --set`: the plan that is asked for is the one that is diagnosed."""
+
+import numpy as np
+import pytest
+
+from roundscope.tools.diagnose import command
+from roundscope.tools.diagnose.options import DiagnoseOptions
+from roundscope.tools.diagnose.report import data
+from tests.tools.trace.inputs import tensors
+
+
+class Reached(Exception):
+    """What was asked for, in place of a diagnosis, which takes seconds."""
+
+
+def test_changes_reach_the_plan_and_the_next_command(roundscope, tmp_path, monkeypatch):
+    """A change that is read and not run, or that the advised command leaves out."""
+
+    def stand_in(layers, asked, *_):
+        raise Reached(asked.plan)
+
+    monkeypatch.setattr(command, "diagnose", stand_in)
+    np.savez(tmp_path / "x.npz", **tensors(b=1, t=16, s=16, h=4), layout="BTNH")
+    words = ["P=bf16:toward-zero", "DS=fp32"]
+    options = DiagnoseOptions(
+        source=tmp_path / "x.npz", plan="fa2-bf16", changes=words, out=tmp_path / "d"
+    )
+    with pytest.raises(Reached) as reached:
+        command.run(options, None)
+    (plan,) = reached.value.args
+    assert (str(plan["P"]), str(plan["DS"])) == ("bf16:toward-zero", "fp32")
+    told = "--plan fa2-bf16 --set 'P=bf16:toward-zero DS=fp32'"
+    assert data._trace("x.npz", plan.name) == f"roundscope trace x.npz {told}"
+
+
+def test_wrong_changes_are_refused(roundscope, tmp_path):
+    np.savez(tmp_path / "x.npz", **tensors(b=1, t=16, s=16, h=4), layout="BTNH")
+    code, _, err = roundscope("diagnose", tmp_path / "x.npz", "--set", "P=fp8")
+    assert code == 2 and "--set 'P=fp8'" in err and "'e4m3fn' or 'e5m2'" in err
+    code, _, err = roundscope("diagnose", tmp_path, "--set", "P=fp16")
+    assert code == 2 and "--set" in err and "a run has its own plan" in err

@@ -1,0 +1,199 @@
+"""The answer of a sweep on the terminal: what each axis does, the best and the worst condition, and
+which results are too long or too short.
+
+All of it is data first (`Answer`), which `--json` prints too.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from roundscope.attention.sites import Site
+from roundscope.tools.report.model import Part, Table, Text
+from roundscope.tools.results.tables import columns_of
+from roundscope.tools.sweep.report.captions import sentence
+from roundscope.tools.sweep.report.effects import Effect, center, mean_interval, scaled, shares
+from roundscope.tools.sweep.report.gains import RESULTS, bias_words, gains, where
+from roundscope.tools.sweep.report.slices import chosen
+from roundscope.tools.sweep.report.words import number, percent
+from roundscope.tools.sweep.storage.frames import Axis, Frame
+from roundscope.tools.sweep.storage.store import reading
+
+AXES, LEVELS = 6, 6  # the most axes, and values of one, that a terminal shows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """What one value of an axis does.
+
+    value    the value in words;  rms: the geometric mean over its cells
+    times    how many times as large it is as at the value with the least, and the ends of its 95 %
+             interval over seeds; None for that value. Cells of one seed share their tensors, so the
+             ratio is taken for each seed, of geometric means over all other axes
+    gain     the mean gain of the output over its cells, NaN if not known
+    """
+
+    value: str
+    rms: float
+    times: tuple[float, float, float] | None
+    gain: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a sweep says.
+
+    text          the sentence that opens the report
+    effects       the axes, that which explains most first;  levels: some values of each
+    least, most   the conditions of the least and the largest rms, and their rms, in words
+    bias          which results are too long or too short beyond chance, in words
+    hits          by event, the entries that injections hit, in the cell with most of them
+    """
+
+    text: str
+    effects: tuple[Effect, ...]
+    levels: dict[str, list[Level]]
+    least: str
+    most: str
+    bias: str
+    hits: dict[str, int]
+
+
+def answer(frame: Frame) -> Answer:
+    """Return what a sweep says."""
+    found = shares(frame)
+    effects = found.effects if found.cells else ()
+    least, most = _ends(frame) if frame.axes else ("", "")
+    return Answer(
+        text=sentence(frame, found),
+        effects=effects,
+        levels={e.axis.label: levels(frame, e.axis) for e in effects[:AXES]},
+        least=least,
+        most=most,
+        bias=bias_words(frame, [gains(frame, name) for name in RESULTS]),
+        hits=_hits(frame),
+    )
+
+
+def levels(frame: Frame, axis: Axis) -> list[Level]:
+    """Return some values of an axis, in its order: the least and the largest are among them."""
+    y, code, gain = scaled("rms", frame.metric("rms")), frame.code(axis), frame.metric("gain")
+    usable = np.isfinite(y)
+    means = {int(c): float(y[usable & (code == c)].mean()) for c in np.unique(code[usable])}
+    if not means:
+        return []
+    least, most = min(means, key=lambda c: means[c]), max(means, key=lambda c: means[c])
+    of_least = _by_seed(frame, y, usable & (code == least))
+    found = []
+    for c in sorted({*chosen(frame, axis, usable, LEVELS), least, most}):
+        own = _by_seed(frame, y, usable & (code == c))
+        apart = np.array([own[s] - of_least[s] for s in own if s in of_least])
+        mean, half = mean_interval(apart)
+        gains_here = gain[(code == c) & np.isfinite(gain)]
+        found.append(
+            Level(
+                value=axis.word(c),
+                rms=10.0 ** means[c],
+                times=None
+                if c == least or not apart.size
+                else (10.0**mean, 10.0 ** (mean - half), 10.0 ** (mean + half)),
+                gain=float(gains_here.mean()) if gains_here.size else np.nan,
+            )
+        )
+    return found
+
+
+def _by_seed(frame: Frame, y: np.ndarray, cells: np.ndarray) -> dict[int, float]:
+    """Return the mean of numbers over the cells of each seed, of some cells."""
+    seeds, number = np.unique(frame.seeds()[cells], return_inverse=True)
+    means = np.bincount(number, y[cells]) / np.bincount(number)
+    return dict(zip(seeds.tolist(), means.tolist(), strict=True))
+
+
+def _ends(frame: Frame) -> tuple[str, str]:
+    """Return the conditions of the least and of the largest finite rms above 0, in words."""
+    y = scaled("rms", frame.metric("rms"))
+    usable = np.isfinite(y)
+    if not usable.any():
+        return "", ""
+    with np.errstate(invalid="ignore"):
+        means = np.bincount(frame.condition[usable], y[usable]) / np.bincount(
+            frame.condition[usable]
+        )
+
+    def told(c: int) -> str:
+        mine = usable & (frame.condition == c)
+        mean, low, high = center("rms", frame.metric("rms")[mine])
+        spread = "" if np.isnan(low) else f" [{number(low)}, {number(high)}]"
+        return f"rms {number(mean)}{spread} at {where(frame, c)}"
+
+    return told(int(np.nanargmin(means))), told(int(np.nanargmax(means)))
+
+
+def hits_words(found: Answer) -> str:
+    """Return how many entries injections hit, in a sentence; empty without injections."""
+    if not found.hits:
+        return ""
+    parts = ", ".join(f"{n:,} of {site}" for site, n in found.hits.items())
+    return f"Entries that an injection hit, in the cell with most of them: {parts}."
+
+
+def _hits(frame: Frame) -> dict[str, int]:
+    """Return the most entries of an event that injections hit in a cell of the file, by site."""
+    if not len(frame.rows) or (frame.rows.column("injection") == "none").all():
+        return {}
+    with reading(frame.path) as connection:
+        if "hits" not in columns_of(connection, "sites"):
+            return {}  # measured by an earlier version
+        query = "SELECT site, MAX(hits) AS most FROM sites WHERE hits > 0 GROUP BY site"
+        most = {row["site"]: int(row["most"]) for row in connection.execute(query)}
+    return {str(site): most[site] for site in Site if site in most}
+
+
+def parts(found: Answer) -> list[Part]:
+    """Return what the terminal prints of an answer: its sentence, a table, and the ends."""
+    shown: list[Part] = [Text(found.text)]
+    rows = []
+    for effect in found.effects[:AXES]:
+        share = percent(effect.share) if effect.share else "0 %"
+        if np.isfinite(effect.limit) and not effect.stands_out:
+            share += ", may be chance"
+        for i, level in enumerate(found.levels[effect.axis.label]):
+            first = (effect.axis.label, share) if i == 0 else ("", "")
+            rows.append([*first, level.value, number(level.rms), _times(level), _signed(level)])
+    if rows:
+        heads = ("axis", "share", "value", "rms", "times the least [95 %]", "gain of out")
+        shown.append(Table(heads, rows))
+    if found.least and found.least != found.most:
+        shown += [Text(f"least error: {found.least}"), Text(f"most error: {found.most}")]
+    return shown + [Text(x) for x in (found.bias, hits_words(found)) if x]
+
+
+def _times(level: Level) -> str:
+    if level.times is None:
+        return "1"
+    times, low, high = level.times
+    return number(times) if np.isnan(low) else f"{number(times)} [{number(low)}, {number(high)}]"
+
+
+def _signed(level: Level) -> str:
+    return "-" if np.isnan(level.gain) else f"{100 * level.gain:+.2g} %"
+
+
+def as_data(found: Answer) -> dict[str, object]:
+    """Return an answer as data of JSON."""
+    return {
+        "axes": [
+            {
+                "axis": e.axis.label,
+                "share": e.share,
+                "chance": e.limit,
+                "levels": found.levels.get(e.axis.label, []),
+            }
+            for e in found.effects
+        ],
+        "least_error": found.least,
+        "most_error": found.most,
+        "bias": found.bias,
+        "hits": found.hits,
+    }

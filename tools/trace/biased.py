@@ -1,0 +1,116 @@
+"""The one sentence on biases: which results are too long or too short, and which events lean.
+
+Results are tested by the scatter of their heads, events by the signs of their rows. The sentence
+joins both, so that no reader finds two verdicts; the tables say which test spoke and how strongly.
+"""
+
+import math
+from typing import TYPE_CHECKING
+
+from roundscope.attention.budget.not_finite import number_words
+from roundscope.attention.budget.table import ErrorBudget, Line
+from roundscope.tools.report.wording import listed
+from roundscope.tools.trace.analysis.bias import Event
+from roundscope.tools.trace.results import Result, score, z_words
+
+if TYPE_CHECKING:
+    from roundscope.tools.trace.summary import Summary
+
+MOST = 4  # events that the sentence names
+
+
+def bias(s: "Summary") -> str:
+    """Return which results are too long or too short, what makes them so, and which events lean."""
+    of = _of_results(s)
+    if not s.rounding:
+        plain = "No event rounds: each of this plan is exact on these tensors"
+        return f"{plain}, but {of}." if s.biased_results else f"{plain}."
+    events = _of_events(s)
+    if s.biased_results:
+        agree = "and" if s.biased_events else "though"
+        return f"Biased: {of}, {agree} {events}."
+    if not of:
+        return f"{events[0].upper()}{events[1:]}."
+    return f"{of[0].upper()}{of[1:]}, {'though' if s.biased_events else 'and'} {events}."
+
+
+def _of_results(s: "Summary") -> str:
+    """Return the part of the sentence on results; "" where their heads have no scatter."""
+    if s.biased_results:
+        return f"{listed([too(r) for r in s.biased_results])}; {_cause(s)}"
+    tested = [r for r in s.results if r.gain is not None and r.is_known]
+    if not any(r.gain is not None and r.gain.se > 0.0 for r in tested):
+        return ""
+    if len(tested) == 1:
+        return f"{tested[0].name} is neither too long nor too short by more than chance"
+    names = listed([r.name for r in tested])
+    return f"none of {names} is too long or too short by more than chance"
+
+
+def _cause(s: "Summary") -> str:
+    """Return what the error budget says of the cause of the furthest result."""
+    if s.budget is None:
+        return "an error budget would tell which event makes it so"
+    first = s.biased_results[0].name
+    line = culprit(s.budget, s.biased_results[0])
+    if line is None:
+        return "no event of the error budget makes a third of it alone"
+    change = f"{100 * line.gain[first]:+.2g} %"
+    return f"the largest cause is {line_words(line)}, which alone changes {first} by {change}"
+
+
+def _of_events(s: "Summary") -> str:
+    """Return the part of the sentence on events."""
+    count, found = len(s.rounding), s.biased_events
+    rounds = f"{count} events that round" if count != 1 else "the one event that rounds"
+    if not found:
+        return f"none of {rounds} is biased" if count != 1 else f"{rounds} is not biased"
+    named = listed([f"{event_name(s, e.name)} {way(e)}" for e in found[:MOST]])
+    more = f" (and {len(found) - MOST} smaller ones)" if len(found) > MOST else ""
+    verb = "is" if len(found) == 1 else "are"
+    return f"of {rounds} {len(found)} {verb} biased: {named}{more}"
+
+
+def event_name(s: "Summary", name: str) -> str:
+    """Return an event's name, marked if an error was injected there."""
+    return f"{name} (injected)" if any(str(i.site) == name for i in s.request.inject) else name
+
+
+def way(e: Event) -> str:
+    """Return which ways an event is biased, by the tests that say so."""
+    up = "up" if e.signed.lean.mean > 0 else "down"
+    out = f"{'away from' if e.away.lean.mean > 0 else 'toward'} zero"
+    if e.signed.is_biased and e.away.is_biased:
+        return f"{up} and {out}"
+    return out if e.away.is_biased else up
+
+
+def too(r: Result) -> str:
+    """Return by how much a result is too long or too short, with its z."""
+    assert r.gain is not None
+    side = "long" if r.gain.mean > 0.0 else "short"
+    return f"{r.name} is too {side} by {percent(abs(r.gain.mean))} ({z_words(score(r.gain))})"
+
+
+def percent(part: float) -> str:
+    """Return a part of 1 in percent with two digits, or, of 2 and more, as a factor."""
+    if not math.isfinite(part):
+        return number_words(part)
+    if part >= 2.0:
+        return f"{part:.2g} times its size"
+    return f"{100 * part:.2g} %" if part < 0.995 else f"{100 * part:.0f} %"
+
+
+def culprit(budget: ErrorBudget | None, result: Result) -> Line | None:
+    """Return the line that alone makes most of a result's gain, if it makes over a third of it."""
+    if budget is None or result.gain is None or result.name not in budget.gain:
+        return None
+    whole = result.gain.mean
+    lines = [x for x in budget.lines if x.gain[result.name] * whole > 0.0]
+    most = max(lines, key=lambda x: abs(x.gain[result.name]), default=None)
+    return most if most is not None and abs(most.gain[result.name]) > abs(whole) / 3 else None
+
+
+def line_words(line: Line) -> str:
+    """Return the event and what it rounds to, in words."""
+    return f"{line.part.name} ({line.part.how})" if line.part.places else "the injected error"

@@ -1,0 +1,43 @@
+"""Where a trace says that nothing is wrong, so that nobody repairs what is as good as it can be."""
+
+from roundscope.tools.report.wording import listed
+from roundscope.tools.trace.results import EVENT
+from roundscope.tools.trace.summary import Summary
+from roundscope.tools.trace.verdict import CLOSE
+
+FEW = 2.0  # times one rounding that the error of a gradient may have
+
+
+def stop(s: Summary) -> str:
+    """Return why there is nothing to repair in a layer; "" where there may be.
+
+    The output is hardly worse than the exact one rounded once to its format, each gradient has at
+    most twice the error of its own last rounding, and nothing is biased, infinite or injected.
+    """
+    is_sound = not (
+        s.not_finite
+        or s.strange
+        or s.biased_results
+        or s.biased_events
+        or s.request.inject
+        or (s.drift is not None and (s.drift.leans or s.drift.lost))
+    )
+    out, *others = s.results
+    gradients = [r for r in others if r.least]
+    known = [r for r in others if r.gain is not None and r.error]  # not lse and delta
+    if not (is_sound and s.request.against.name == "exact" and out.least) or len(gradients) < len(
+        known
+    ):
+        return ""
+    times = {r.name: r.error / r.least for r in gradients if r.least}
+    if out.error >= CLOSE * out.least or any(x > FEW for x in times.values()):
+        return ""
+    name = s.request.plan[EVENT["out"]].format.name
+    more = ""
+    if times:
+        most = max(times.values())
+        more = f", and {listed([*times])} at most {most:.2g} times as much as one makes"
+    return (
+        "Nothing is wrong here, and you can stop: out has hardly more error than one rounding to"
+        f" {name} makes{more}."
+    )
