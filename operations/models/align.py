@@ -126,7 +126,9 @@ def _merged(
 def _joined(a: Tape, b: Tape) -> list[Pair]:
     """Return the pairs, the last one with what is left at the ends."""
     is_same = a.steps == b.steps
-    by_a, by_b = ([t.counted] if is_same else list(_by_step(t)) for t in (a, b))
+    (by_a, end_a), (by_b, end_b) = (
+        ([t.counted], ()) if is_same else (list(_by_step(t)), _after_passes(t)) for t in (a, b)
+    )
     read_a, read_b = _readers(a), _readers(b)
     each = []  # of each forward pass, by where a stretch ends in either run
     for n in range(max(len(by_a), len(by_b))):
@@ -156,12 +158,22 @@ def _joined(a: Tape, b: Tape) -> list[Pair]:
             found.append([tuple(e.number for e in own[i:j]) for i, j in pairwise(cuts)])
         return list(zip(*found, strict=True))
 
-    return [Pair(x, y) for x, y in zip(calls(by_a, 0), calls(by_b, 1), strict=True)]
+    *pairs, left = (Pair(x, y) for x, y in zip(calls(by_a, 0), calls(by_b, 1), strict=True))
+    return [*pairs, Pair((sum(left.a, ()) + end_a,), (sum(left.b, ()) + end_b,))]
 
 
 def _by_step(tape: Tape) -> Iterator[list[Entry]]:
+    end = {*_after_passes(tape)}
     for step in range(tape.steps):
-        yield [entry for entry in tape.counted if entry.step == step]
+        yield [e for e in tape.counted if e.step == step and e.number not in end]
+
+
+def _after_passes(tape: Tape) -> tuple[int, ...]:
+    """Return the operations that follow the logits of all forward passes: log-probabilities."""
+    if tape.logits is None or tape.logprobs is None:
+        return ()
+    last = tape.made_by.get(tape.logits, len(tape.entries))
+    return tuple(entry.number for entry in tape.counted if entry.number > last)
 
 
 def _readers(tape: Tape) -> dict[int, set[int]]:

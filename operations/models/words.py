@@ -27,6 +27,7 @@ def summed(words: Sequence[str]) -> str:
 def words_for(replay: Replay, number: int, identify: Callable[[Tape, int], str]) -> tuple[str, str]:
     """Return what computes a pair in either run, in words that differ where the runs do."""
     words: list[str] = []
+    functions: list[str] = []
     types: list[str] = []
     steps: list[list[str]] = []
     for name in NAMES:
@@ -34,8 +35,8 @@ def words_for(replay: Replay, number: int, identify: Callable[[Tape, int], str])
         entries = [tape.entries[n] for n in getattr(replay.pairs[number], name)[0]]
         exact = identify(tape, entries[0].number) if len(entries) == 1 else ""
         is_default = not entries and tape.has_default_logprobs
-        own = "in binary64 (the default)" if is_default else functions_of(entries)
-        words.append(exact or own)
+        functions.append("in binary64 (the default)" if is_default else functions_of(entries))
+        words.append(exact or functions[-1])
         steps.append([x for entry in entries for x in entry.settings.get("arithmetic", [])])
         types.append(tape.values[entries[-1].outputs[0]].dtype if entries else "")
     if all(steps) and steps[0] != steps[1]:
@@ -43,6 +44,8 @@ def words_for(replay: Replay, number: int, identify: Callable[[Tape, int], str])
         same_name = words[0] == words[1]
         words = [x if same_name else f"{w} [{x}]" for w, x in zip(words, told, strict=True)]
     if types[0] != types[1]:
+        if functions[0] == functions[1] and all(text.endswith("tied") for text in words):
+            words = functions  # plans of another type have other names, which tell no more
         words = [
             f"{text} in {dtype}" if dtype else text
             for text, dtype in zip(words, types, strict=True)

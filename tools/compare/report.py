@@ -135,6 +135,13 @@ def _share(value: float) -> str:
     return "" if isnan(value) else f"{value:.0%}"
 
 
+def _part(value: float) -> str:
+    """Return a part of some numbers in words, and none as nothing."""
+    if not value:
+        return ""
+    return "<0.1%" if value < 5e-4 else f"{value:.1%}"
+
+
 def _groups(found: Comparison) -> Table:
     def row(group: Group) -> tuple[str | Cell, ...]:
         told: Mood = "strong" if group.is_told_apart else "note"
@@ -145,11 +152,11 @@ def _groups(found: Comparison) -> Table:
             str(len(group.rows)),
             Cell(_share(group.share), told),
             _share(group.alone),
-            _share(group.without),
             f"± {group.noise:.0%}" if not isnan(group.share) else "",
+            _share(group.without),
         )
 
-    heads = ("operation", "A", "B", "times", "share", "alone", "without", "noise\nof alone")
+    heads = ("operation", "A", "B", "times", "share", "alone", "noise\nof alone", "without")
     rows = [row(group) for group in found.groups]
     return Table(heads, rows, title="what makes the difference", is_prose=True)
 
@@ -160,7 +167,7 @@ def _rows(rows: Sequence[Row], title: str = "") -> Table:
             str(row.number),
             row.title,
             Cell(MADE.get(row.made, row.made), MOODS[row.made]),
-            f"{row.differ:.1%}" if row.differ else "",
+            _part(row.differ),
             f"{row.ulps:.3g}" if row.ulps else "",
         )
         for row in rows

@@ -264,3 +264,21 @@ def test_a_model_that_is_compiled_as_a_whole_is_one_operation():
     assert found.groups[0].share == pytest.approx(1)
     assert found.groups[0].is_most and "not told apart: compile the leaves" in found.sentence
     assert repr(found) == found.sentence == str(found)
+
+
+def test_log_probabilities_after_many_passes():
+    """Of a run of one token at a time, what computes them belongs to no pass, but to the end."""
+    ids = small.tokens(1, 4)
+    wide, narrow = (small.log_softmax(dtype) for dtype in (torch.float32, torch.bfloat16))
+    model, other = small.llama(), small.llama()
+    found = compare(Side(model, ids, None, wide), Side(other, ids, small.by_token, narrow))
+    with torch.no_grad():
+        own, its = wide(model(ids).logits, ids), narrow(small.by_token(other, ids), ids)
+    np.testing.assert_array_equal(found.gap, (its.double() - own.double()).numpy().reshape(-1))
+    first = found.groups[0]
+    assert first.name == "log_softmax"
+    assert "in float32" in first.a and "in bfloat16" in first.b
+    assert abs(found.left) < 1e-12 and {g.name for g in found.groups[1:]} <= {"attention", "linear"}
+    again = compare(Side(model, ids, None, narrow), Side(other, ids, small.by_token))
+    assert "in bfloat16" in again.groups[0].a
+    assert again.groups[0].b == "in binary64 (the default)"
