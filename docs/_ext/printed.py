@@ -25,6 +25,7 @@ CELL = re.compile(
     r" ?(?P<digest>\w*)\n.*?^(?P=fence)\n))?",
     re.M | re.S,
 )
+OPTIONS = re.compile(r"\A---\n.*?^---\n", re.M | re.S)
 FIGURE = "(a figure, which the built page shows)"
 HIDDEN = {"remove-cell", "remove-output"}
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -32,6 +33,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 def digest(cell: str) -> str:
     """Return the digest of the text of a cell, its options left out."""
+    cell = OPTIONS.sub("", cell)
     lines = [line for line in cell.splitlines() if not line.startswith(":")]
     return hashlib.sha256("\n".join(lines).strip().encode()).hexdigest()[:8]
 
