@@ -119,7 +119,8 @@ class Trace:
             >>> import numpy as np
             >>> from roundscope.attention import Record, examine
             >>> q = np.ones((1, 4, 1, 8), np.float32)
-            >>> trace = examine(q, q, q, is_causal=True, record=Record(events=("S",))).trace
+            >>> seen = examine(q, q, q, plan="fa2", is_causal=True, record=Record(events=("S",)))
+            >>> trace = seen.trace
             >>> before, after = trace.masked("S")
             >>> int(after.count()), float(after.mean()), int(trace.stats["S"].n.sum())
             (10, 8.0, 10)

@@ -16,11 +16,19 @@ from roundscope.tools.trace.results import Result, score, z_words
 if TYPE_CHECKING:
     from roundscope.tools.trace.summary import Summary
 
+FINITE = "What follows is said of finite numbers alone; the others have no errors in ulps."
 MOST = 4  # events that the sentence names
 
 
 def bias(s: "Summary") -> str:
-    """Return which results are too long or too short, what makes them so, and which events lean."""
+    """Return which results are too long or too short, what makes them so, and which events lean.
+
+    It is said of finite numbers alone, and says so where others are.
+    """
+    return f"{FINITE} {_bias(s)}" if s.not_finite is not None else _bias(s)
+
+
+def _bias(s: "Summary") -> str:
     of = _of_results(s)
     if not s.rounding:
         plain = "No event rounds: each of this plan is exact on these tensors"

@@ -24,11 +24,7 @@ def sentence(s: Summary) -> str:
 
 def details(s: Summary) -> str:
     """Return what a verdict leaves out: what is cut off, delta, and rows with several P = 1."""
-    left_out = "What follows is said of finite numbers alone; the others have no errors in ulps."
-    statements = (
-        *(left_out if s.not_finite is not None else "", _injected(s), _cleared(s)),
-        *(_clipping(s), _delta(s), _ones(s)),
-    )
+    statements = (_injected(s), _cleared(s), _clipping(s), _delta(s), _ones(s))
     return " ".join(filter(None, statements))
 
 
