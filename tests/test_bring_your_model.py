@@ -148,6 +148,7 @@ def test_transformers(ran):
     assert names["gpt2"].dtype == torch.bfloat16
 
 
+@pytest.mark.thorough
 def test_flax(ran, tmp_path):
     names, (traced, watched) = ran("flax")
     assert "layers.0.attention" in traced and "1 look, steps 0 to 0" in watched
@@ -158,6 +159,7 @@ def test_flax(ran, tmp_path):
     assert any((x != y).any() for x, y in zip(*leaves, strict=True))
 
 
+@pytest.mark.thorough
 def test_jax(ran, tmp_path):
     names, (traced, watched) = ran("JAX")
     assert "layers.0" in traced and "1 look, steps 0 to 0" in watched

@@ -73,6 +73,7 @@ def test_zero_and_none_are_the_same_bits():
             assert np.array_equal(bits(x), bits(y))
 
 
+@pytest.mark.thorough
 def test_it_is_data_under_vmap_and_has_no_derivative():
     """An error that is compiled in, an entry that gets its neighbour's, or a gradient that flows
     into what was injected.

@@ -30,6 +30,7 @@ def howto(tmp_path, monkeypatch):
     return module
 
 
+@pytest.mark.thorough
 @pytest.mark.pictures
 def test_it_runs_small_and_trains_nothing_twice(howto, tmp_path, monkeypatch, capsys):
     """A page whose study no longer runs, or that trains again what is there."""

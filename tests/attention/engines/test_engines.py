@@ -264,7 +264,7 @@ def test_a_step_of_a_sum_rounds_once(engine):
 
 
 @pytest.mark.parametrize(
-    ("keys", "block_k"), some(itertools.product((20, 40, 72), (24, 32)), every=5)
+    ("keys", "block_k"), some(itertools.product((20, 40, 72), (24, 32)), every=6)
 )
 def test_smaller_tiles_in_the_backward_of_any_number_of_keys(keys, block_k):
     """Keys that fill no whole number of tiles of the forward, or of the backward; and tiles of the

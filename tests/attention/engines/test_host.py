@@ -19,6 +19,7 @@ from roundscope.attention import Plan, attend, examine
 from roundscope.attention.engines import custom_call, fused, host, xla
 from roundscope.attention.plans.traced import head_plans
 from tests.checks.engines import normal
+from tests.some import some
 
 pytestmark = pytest.mark.skipif(
     jax.default_backend() != "cpu",
@@ -209,7 +210,7 @@ def test_a_large_call_on_a_cpu_is_numpys(monkeypatch):
     assert not used
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", some([np.float64, np.float32]))
 def test_a_large_call_of_examine_is_numpys(dtype, monkeypatch):
     """Results of another type than those of XLA's engine; one of its calls."""
     do = normal(250, 2, 20, 4, 8)

@@ -84,6 +84,7 @@ def alone(arrays, plans, b, **options):
 OFTEN = ("formats", "seeds")  # a minute of compiling each
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "family",
     [*OFTEN, *(pytest.param(f, marks=pytest.mark.thorough) for f in FAMILIES if f not in OFTEN)],

@@ -125,7 +125,8 @@ def test_traces_with_all_that_a_tile_can_be(plan, record):
     assert_traces_are_equal(plan, True, record=record)
 
 
-@pytest.mark.parametrize("width", [32, pytest.param(1024, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("width", [32, 1024])
 def test_a_trace_of_a_forward(width):
     """A tile that no program computes, of which memory has any bits; of equal errors another than
     the first, in the second half of 32 columns; a count of 1,024, which wraps into the next one.

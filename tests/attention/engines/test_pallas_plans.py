@@ -62,6 +62,7 @@ def assert_equal(plans, arrays, **options):
     return ours[0]
 
 
+@pytest.mark.thorough
 def test_heads_of_a_group_have_different_plans():
     """A head under another's plan, dK and dV added up in another order."""
     assert_equal([HOPPER, NARROW], inputs(1, 32, 32, 2, 1))

@@ -61,6 +61,7 @@ def test_presets(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert of_tiles or Plan.preset(plan).key_scales  # for which no program is asked
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "plan",
     [pytest.param(plan, marks=[] if plan == "fa2" else pytest.mark.thorough) for plan in USUAL],
@@ -80,6 +81,7 @@ def test_random_calls() -> None:
     assert fuzz(27, 6) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("plan", ["fa2-bf16", "fa2"])
 def test_heads_in_step(plan: str) -> None:
     """Four query heads share two key heads; one head meets NaN, so its tiles have no program."""

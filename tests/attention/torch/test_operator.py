@@ -226,6 +226,7 @@ def test_compiled(dynamic):
         compiled(*tensors(torch.bfloat16)[:3], added + 0.5)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles C++")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Inductor's own, of torch.jit
 def test_compiled_by_inductor():

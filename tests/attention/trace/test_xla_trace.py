@@ -11,6 +11,7 @@ from roundscope.attention import Plan, Record, Site, examine
 from roundscope.attention.trace import from_device as xla_trace
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("causal", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_large_traces_are_those_of_small_ones(monkeypatch, causal):
     """Catches tiles of the backward not turned, a place in the wrong tile, and sites of two shapes

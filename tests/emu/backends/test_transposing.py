@@ -34,6 +34,7 @@ def primitives(f, *x):
     return [eqn.primitive.name for eqn in jax.make_jaxpr(f)(*x).jaxpr.eqns]
 
 
+@pytest.mark.thorough
 def test_the_transpose_is_that_of_the_numbers():
     """A broadcast along the wrong axis, a product of the wrong factors, a mask or a row that is not
     turned; each once, and no mark left.

@@ -101,6 +101,7 @@ def test_it_learns_one_batch():
     assert norms.shape == (40, 1) and (norms > 0.0).all()
 
 
+@pytest.mark.thorough
 def test_an_arm_among_others_is_the_arm_alone():
     """An arm that sees another's weights, plan, seed or learning rate.
 

@@ -50,6 +50,7 @@ def test_far_out_p_is_hoeffdings_and_equal_errors_share_a_coin():
     assert flips(np.ones((1, 400)))[0] == pytest.approx(1.0)
 
 
+@pytest.mark.thorough
 def test_the_smallest_bias_is_seen_nine_times_in_ten():
     """Catches a power that promises more, or less, than the test of step 4 delivers."""
     m = measured(layer("gaussian", t=512, n=4))

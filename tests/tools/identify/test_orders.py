@@ -165,6 +165,7 @@ def test_random_trees_are_found(seed):
     assert found == tree
 
 
+@pytest.mark.thorough
 def test_deep_chains_are_found_and_named():
     """A chain of 512 terms nests as deep; in random order it has no name."""
     order = [int(k) for k in np.random.default_rng(0).permutation(512)]
@@ -408,6 +409,7 @@ def test_gradients_of_whole_rows():
         assert products.confirmed(product, run, WIDE, chain) == (128, 128)
 
 
+@pytest.mark.thorough
 def test_query_heads_that_share_a_key_head():
     """With two batch entries, two query heads to a key head, and wider values."""
     q, k, v = (

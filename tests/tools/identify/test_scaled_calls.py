@@ -56,6 +56,7 @@ def test_a_cache_that_is_dequantized(roundscope, tmp_path):
     assert any("k is its float8_e4m3fn numbers times k_scale" in x for x in [found["about"]])
 
 
+@pytest.mark.thorough
 def test_operands_in_fp8(roundscope, tmp_path):
     """Operands that are multiplied by their scales before an FP8 tensor core reads them; scales of
     the first head for both; an output whose scale is not said.

@@ -373,6 +373,7 @@ def has_cells(path):
         return False
 
 
+@pytest.mark.thorough
 def test_sigterm_ends_a_sweep_as_ctrl_c_does(tmp_path):
     """Catches results that are lost, workers that live on, and semaphores that leak, where a batch
     system ends a sweep.

@@ -53,6 +53,7 @@ def test_a_caller_that_looks_for_no_garbage_keeps_that():
         gc.set_threshold(*before)
 
 
+@pytest.mark.thorough
 def test_the_sample_does_not_start_numba(tmp_path):
     """A kernel for a few numbers, which makes the command a quarter slower."""
     words = ["trace", "--sample", "--layer", "layer4", "--no-budget", "--out", str(tmp_path)]

@@ -139,6 +139,7 @@ def test_shared_arguments_explain_what_rows_alone_do_not(sample, sample_seen):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("plan", [pytest.param("qiu-yao", marks=pytest.mark.thorough), "fa2-bf16"])
 def test_noise_leans_no_more_often_than_promised(plan):
     """N(0, 1) has no bias. One layer in a hundred marks an event by chance: two of four would have

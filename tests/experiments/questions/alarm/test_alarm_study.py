@@ -89,6 +89,7 @@ def test_parts_share_nothing():
     assert not {x.seed for x in parts[s.CHOOSE]} & {x.seed for x in parts[s.TEST]}
 
 
+@pytest.mark.thorough
 def test_a_look_sees_a_biased_delta():
     """Rows of another layout, a basis that is not the values, sums that forget looks."""
     config = Config(layers=1, heads=2, width=16, context=16, batch=2, warmup=2, steps=10,
