@@ -56,6 +56,7 @@ def test_presets(name):
     agree(Plan.preset(name))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [
     "fa2-bf16", *(pytest.param(p, marks=pytest.mark.thorough) for p in PRESETS if p != "fa2-bf16"),
 ])  # fmt: skip

@@ -109,6 +109,7 @@ def test_it_is_the_formula(words, is_causal, chosen):
             )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("plan", "is_causal"),
     [

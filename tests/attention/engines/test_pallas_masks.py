@@ -94,6 +94,7 @@ def test_infinite_values_of_masked_keys(is_causal):
     assert_equal(HOPPER, MASKS["padding"], arrays=(q, k, v, do), is_causal=is_causal)
 
 
+@pytest.mark.thorough
 def test_injections_hit_the_same_scores():
     """Places and random bits of the whole, and errors where no score exists."""
     places = {"rows": range(1, 30, 2), "columns": range(8, 50, 5)}

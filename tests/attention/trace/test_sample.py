@@ -126,6 +126,7 @@ def test_ones_and_rows_are_of_the_sample():
         assert np.array_equal(part.rows["OUT"][b, n], np.where(own, whole.rows["OUT"][b, n], 0.0))
 
 
+@pytest.mark.thorough
 def test_engines_look_at_the_same_tiles():
     """Arithmetic of 32 bits in one of them."""
     options = {

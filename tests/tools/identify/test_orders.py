@@ -552,6 +552,7 @@ def test_a_kernel_that_always_fails_is_one_line():
     )
 
 
+@pytest.mark.thorough
 def test_the_search_begins_with_the_tiles_that_were_seen():
     """It then tries few other plans; cuDNN's own tiles are of 128 keys."""
     draw = np.random.default_rng(3).standard_normal((4, 1, 256, 1, 32), np.float32)

@@ -118,6 +118,7 @@ def test_json_is_the_file_and_digests_are_stable(run, small, tmp_path):
     assert other["layers"][0]["digests"]["outputs"] != first["layers"][0]["digests"]["outputs"]
 
 
+@pytest.mark.thorough
 def test_engines_give_the_same_digests(run, small, tmp_path):
     path = small(b=1, t=8, s=8, n=1, g=1, do=False)
     numpy, xla = (
