@@ -35,7 +35,7 @@ class Score(NamedTuple):
 
     @property
     def rank(self) -> tuple[float, int, float]:
-        """What sorts scores, the nearest first."""
+        """Return the key by which scores are sorted, the nearest plan first."""
         return -self.share, self.signs, self.distance
 
 

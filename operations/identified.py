@@ -51,7 +51,7 @@ class Identified:
 
     @property
     def is_found(self) -> bool:
-        """Whether the plan gives every bit that was compared, with the settings of the call."""
+        """Return whether the plan gives every bit that was compared, under the settings given."""
         return self.share == 1.0 and not self.signs and not self.settings
 
     @property

@@ -1,4 +1,4 @@
-"""The one sentence on biases: which results are too long or too short, and which events lean.
+"""The one sentence on biases: which results are too long or too short, which events are biased.
 
 Results are tested by the scatter of their heads, events by the signs of their rows. The sentence
 joins both, so that no reader finds two verdicts; the tables say which test spoke and how strongly.
@@ -21,7 +21,7 @@ MOST = 4  # events that the sentence names
 
 
 def bias(s: "Summary") -> str:
-    """Return which results are too long or too short, what makes them so, and which events lean.
+    """Return which results are too long or too short, the cause, and which events are biased.
 
     It is said of finite numbers alone, and says so where others are.
     """

@@ -34,7 +34,7 @@ def planted(name):
 
 
 def said(kernel, x):
-    """What is suspected of a kernel that is grossly wrong on these inputs."""
+    """Return the mistake that explains the output of a grossly wrong kernel on these inputs."""
     own = kernel(x)
     theirs = Reference.outputs(PLAN, x, own.dq is not None)
     found = list(all_gross("", x, own, theirs, Margins(), UNITS["bfloat16"]))

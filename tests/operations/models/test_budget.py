@@ -265,7 +265,7 @@ def test_the_judge_is_the_model_in_binary64(dtype, cast):
 
 
 def test_an_event_of_a_plan_that_is_the_only_rounding():
-    """Of an addition in BF16 its one event is the whole operation."""
+    """An addition in BF16 rounds once, so its one event makes all of its error."""
     found = error_budget(small.llama(layers=1), IDS, gradients=False)
     (add,) = [line for line in found.lines if line.group == "add"]
     (out,) = [line for line in found.events if line.group == "add"]

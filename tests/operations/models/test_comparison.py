@@ -143,7 +143,7 @@ def test_other_tokens_are_refused():
 
 
 def test_other_weights_are_refused():
-    """Of which the one that differs most is named."""
+    """Runs with other weights are refused, and the weight that differs most is named."""
     other = small.llama()
     with torch.no_grad():
         other.model.norm.weight += 2

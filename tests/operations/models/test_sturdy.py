@@ -139,7 +139,7 @@ def test_autocast(tmp_path):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_and_a_backward_pass(reentrant, tmp_path):
-    """What is computed again for the backward pass is no part of the forward pass."""
+    """Operations that checkpointing computes again in the backward pass are not recorded twice."""
     ids, path = IDS % 61, tmp_path / "a.safetensors"
     model = gpt(layers=1, checkpointing=reentrant)
     with capture(model, path, what="operations"):

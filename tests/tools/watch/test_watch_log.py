@@ -221,7 +221,9 @@ def test_a_log_without_a_number_is_drawn(tmp_path, threshold):
     ],
 )
 def test_the_length_of_outputs(gains, told, tmp_path, capsys):
-    """Of one sign and beyond half an ulp of BF16, or of both signs, small, not known."""
+    """Outputs are called too short or too long if the gains of all heads have one sign and are
+    beyond half an ulp of BF16; not if signs differ, gains are small, or they are not known.
+    """
     ones = np.full(2, 1e-3)
     numbers = HeadNumbers(ones, np.ones(2), ones, ones, np.zeros(2), np.array(gains))
     watcher = Watcher(log=tmp_path / "log")
