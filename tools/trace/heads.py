@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -40,22 +41,19 @@ def of_heads(layer: Layer, heads: Sequence[int] | None) -> Layer:
     if whole != list(heads):
         repair = f"{group} query heads share a key head; give {','.join(map(str, whole))}"
         raise bad("--heads", ",".join(map(str, heads)), repair)
-    arrays = {
+    arrays: dict[str, Any] = {
         role: np.ascontiguousarray(x[:, :, keys if role in "kv" else whole])
         for role in ROLES
         if (x := getattr(layer, role)) is not None
     }
-    mask, sinks = layer.mask, None if layer.sinks is None else layer.sinks[whole]
+    sinks = None if layer.sinks is None else layer.sinks[whole]
+    lost, mask = sum(not_finite(arrays, sinks).values()), layer.mask
+    if mask is not None and mask.shape[1] > 1:
+        mask = mask[:, whole]
+    scales = layer.scales
+    if scales is not None:
+        scales = {name: x[:, keys] if x.ndim == 2 else x for name, x in scales.items()}
     own = ", ".join(map(str, whole))
-    note = f"heads {own} of {count}; below they are numbered from 0"
-    return replace(
-        layer,
-        **arrays,
-        nan_count=sum(not_finite(arrays, sinks).values()),
-        mask=mask if mask is None or mask.shape[1] == 1 else mask[:, whole],
-        sinks=sinks,
-        scales=None
-        if layer.scales is None
-        else {name: x[:, keys] if x.ndim == 2 else x for name, x in layer.scales.items()},
-        notes=(*layer.notes, note),
-    )
+    notes = (*layer.notes, f"heads {own} of {count}; below they are numbered from 0")
+    made: dict[str, Any] = {**arrays, "mask": mask, "sinks": sinks, "scales": scales}
+    return replace(layer, **made, nan_count=lost, notes=notes)
