@@ -47,7 +47,7 @@ def compare_tapes(
         Incomparable: They are of other tokens or weights, or of operations that do not correspond.
         ReplayError: A run, run again, gives other bits.
     """
-    check_comparable(a, b)
+    of_weights = check_comparable(a, b)
     replay = Replay(align(a, b))
     for number in range(len(replay.pairs)):
         if lost := replay.unconnected(number):
@@ -70,7 +70,7 @@ def compare_tapes(
     left = interaction = 0.0
     worth: dict[str, Share] = {}
     noise: dict[str, float] = {}
-    notes = _notes(a, b)
+    notes = [*of_weights, *_notes(a, b)]
     if not_finite := int((~np.isfinite(gap)).sum()):
         what = [int((~np.isfinite(end)).sum()) for end in ends]
         notes.insert(
