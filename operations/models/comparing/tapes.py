@@ -261,6 +261,11 @@ def _notes(a: Tape, b: Tape) -> list[str]:
     ]
     if max(a.steps, b.steps) > 1:
         notes.append(passes(a, b))
+    told: dict[str, list[str]] = {}
+    for name, tape in (("A", a), ("B", b)):
+        for text in dict.fromkeys(x.note for x in tape.entries if x.operation != UNKNOWN):
+            told.setdefault(text, []).append(name)
+    notes += [f"{' and '.join(names)}: {text}" for text, names in told.items() if text]
     if sides := [name for name, tape in (("A", a), ("B", b)) if tape.has_default_logprobs]:
         notes.append(
             f"{' and '.join(sides)}: the log-probabilities are computed from the logits in"

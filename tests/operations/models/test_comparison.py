@@ -273,6 +273,15 @@ def test_a_run_under_autocast_is_one_that_repeats():
 
 
 @pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:the fast path")
+def test_a_fast_path_that_is_not_compared_is_told():
+    """PyTorch serves an encoder layer by one fused function, which a recording does not see."""
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    side = Side(layer, {"src": torch.ones(1, 4, 16)})
+    found = compared(side, side)
+    assert found.equal and any(note.startswith("A and B: the fast path") for note in found.notes)
+
+
 def test_a_model_that_is_compiled_as_a_whole_is_one_operation():
     """Of which nothing is seen, and which is compared with all that it stands for."""
     given = {"input_ids": IDS, "use_cache": False}
