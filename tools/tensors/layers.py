@@ -260,7 +260,7 @@ def _sequence(whole: Layer, name: str, tokens: tuple[slice, slice]) -> Layer:
     queries, keys = tokens
     parts = {"q": queries, "k": keys, "v": keys} | ({} if whole.do is None else {"do": queries})
     arrays = {n: np.ascontiguousarray(getattr(whole, n)[:, own]) for n, own in parts.items()}
-    lost = sum(_not_finite(arrays, whole.sinks, whole.bias).values())
+    lost = sum(not_finite(arrays, whole.sinks, whole.bias).values())
     where = f"queries {queries.start} to {queries.stop - 1}, keys {keys.start} to {keys.stop - 1}"
     notes = (*whole.notes, f"a sequence of packed tensors: {where}")
     made: dict[str, Any] = {**arrays, "name": name, "nan_count": lost, "notes": notes}
@@ -468,7 +468,7 @@ def _layer(
     q, k, v, do = arrays["q"], arrays["k"], arrays["v"], arrays.get("do")
     shape = q.shape[0], q.shape[2], q.shape[1], k.shape[1]
     mask, bias = _mask_and_bias(file, prefix, shape, overrides)
-    counts = _not_finite(arrays, sinks, bias)
+    counts = not_finite(arrays, sinks, bias)
     if any(counts.values()) and not allow_nan:
         where = ", ".join(f"{n} in {r}" for r, n in counts.items() if n)
         raise NotFiniteError(f"layer {shown(name)}: NaN or infinity: {where}; {REPAIR}")
@@ -523,8 +523,8 @@ def _scales(
     return found or None
 
 
-def _not_finite(
-    arrays: dict[str, np.ndarray], sinks: np.ndarray | None, bias: np.ndarray | None
+def not_finite(
+    arrays: dict[str, np.ndarray], sinks: np.ndarray | None, bias: np.ndarray | None = None
 ) -> dict[str, int]:
     """Return how many numbers of each array, of sinks and of bias, are NaN or infinite."""
     arrays = arrays if bias is None else arrays | {"bias": bias}

@@ -11,6 +11,7 @@ from roundscope.attention.models.capture_file import Captured, write_captures
 from roundscope.tools.errors import UsageError
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace.focus import existing
+from roundscope.tools.trace.heads import of_heads
 from roundscope.tools.trace.run import observe
 from roundscope.tools.trace.served import plan_for, settled, visible
 from roundscope.tools.trace.summary import summarise
@@ -164,6 +165,29 @@ def test_each_head_has_its_own_bias_however_heads_are_split(monkeypatch):
     for name in ("out", "lse", "dq", "dk", "dv"):
         assert np.array_equal(whole.results[name], split.results[name])
         assert np.array_equal(whole.results[name], getattr(expected, name)), name
+    one = of_heads(x, (2, 3)).bias
+    assert np.array_equal(one, x.bias[:, 2:]) and one.shape[1] == 2
     assert plan_for([x], None) == "sdpa-efficient" and plan_for([x], "fa2") == "fa2"
-    with pytest.raises(UsageError, match="layer .a. has a bias: fa2 multiplies"):
+    with pytest.raises(UsageError, match="has a bias: fa2 multiplies"):
         settled(asked(plan="fa2"), x)
+
+
+def test_chosen_heads_have_the_numbers_that_they_have_among_all(run, small, tmp_path):
+    """Keys, a mask, sinks or a scale of another head; a group whose dK is a part of the sum."""
+    x = layer(mask=random_mask(heads=N), sinks=np.float32([0.5, 1, 2, 3]))
+    x = replace(x, scales={"descale_k": np.float32([[1, 2], [3, 4]]), "scale_s": np.float32(2)})
+    own, whole = of_heads(x, (2, 3)), observe(x, asked())
+    alone = observe(own, asked())
+    for name, heads in (("out", [2, 3]), ("dq", [2, 3]), ("dk", [1]), ("dv", [1])):
+        assert np.array_equal(alone.results[name], whole.results[name][:, :, heads]), name
+    assert own.scales["descale_k"].tolist() == [[2], [4]] and own.scales["scale_s"] == 2
+    assert "heads 2, 3 of 4; below they are numbered from 0" in own.notes
+    assert of_heads(x, None) is x
+    for text, repair in {
+        "2": "--heads '2': 2 query heads share a key head; give 2,3",
+        "4,5": "--heads 5: layer a has 4, numbered from 0",
+        "x": "--heads 'x': no whole number from 0",
+    }.items():
+        code, _, error = run(small(), "--heads", text, "--out", tmp_path / "out")
+        assert (code, repair in error) == (2, True), error
+    assert not (tmp_path / "out").exists()
