@@ -36,8 +36,9 @@ class CheckCastOptions:
         float | None,
         typer.Option(
             metavar="NUMBER",
-            help="Of a number format: the scale, such as a calibrated one, that the function"
-            " divides by before it rounds.",
+            help="A given scale, such as a calibrated one: of a number format, what the function"
+            " divides by before it rounds; of nvfp4, the scale of the whole array, which is"
+            " otherwise its largest magnitude over 2688.",
         ),
     ] = None
     divided: Annotated[

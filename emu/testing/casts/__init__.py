@@ -6,6 +6,7 @@ scale rule the function behaves as. Nothing here prints.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -50,10 +51,10 @@ def examine_cast(
         asked: a `Rounding`, a `BlockFormat`, or the name of a format. "int8[tensor]",
             "int8[token]" and "int8[channel]" have one scale for an array, a row and a column; other
             elements, scales and rules as in "e4m3fn[token]*e8m0fnu:rceil".
-        tensor_scale: of a format of numbers, the scale that the function divides by before it
-            rounds, such as a calibrated one. The function returns codes, numbers of a narrow type,
-            or float32 numbers times the scale.
-
+        tensor_scale: a scale that is given, such as a calibrated one. Of a format of numbers, the
+            function divides by it before it rounds, and returns codes, numbers of a narrow type, or
+            float32 numbers times the scale. Of NVFP4, it is the scale of the whole array in
+            binary32, which the function need not return.
         divided: of a block format, how numbers are meant to be divided by their scales: "exact",
             with one rounding to the element, or "float32", with a rounding of the quotient before.
 
@@ -61,8 +62,8 @@ def examine_cast(
         A `CastReport`: a row for each question, and what the function behaves as.
 
     Raises:
-        ValueError: for a tensor scale of a block format, or one that is not finite and above 0;
-            for an unknown name or a format that float32 numbers cannot test, and for a
+        ValueError: for a tensor scale of another block format than NVFP4, or one that is not finite
+            and above 0; for an unknown name or a format that float32 numbers cannot test, and for a
             function that raises an error or returns something that is no array of numbers or codes.
 
     Example:
@@ -86,10 +87,12 @@ def examine_cast(
     if tensor_scale is not None:
         check_real("tensor_scale", tensor_scale, 0.0, math.inf, "it is finite and above 0")
         if isinstance(asked, BlockFormat):
-            raise ValueError(
-                f"tensor_scale={tensor_scale:g}: is for a format of numbers, such as e4m3fn; the"
-                " scales of blocks are those of their largest magnitudes"
-            )
+            if not asked.tensor:
+                raise ValueError(
+                    f"tensor_scale={tensor_scale:g}: is for NVFP4 or a format of numbers, such as"
+                    f" e4m3fn; the scales of {asked} are those of the largest magnitudes"
+                )
+            asked = replace(asked, tensor_scale=tensor_scale)
     with np.errstate(all="ignore"):
         if isinstance(asked, BlockFormat):
             function = of_integers(function, asked)

@@ -151,9 +151,12 @@ def _tensor_row(pairs: list[Pair], f: BlockFormat) -> Row:
     expected = np.array([expected_scales(x, f)[1] for x, _ in pairs])
     top = np.array([np.abs(x).max() for x, _ in pairs], np.float64)
     inferred = "" if all(p.given for _, p in pairs) else "not returned, so taken as asked"
+    question = "Is the scale of the whole array its largest magnitude over that of the format?"
+    if f.tensor_scale is not None:
+        question = "Is the scale of the whole array the one that is given?"
     return row_of(
         "tensor scale",
-        "Is the scale of the whole array its largest magnitude over that of the format?",
+        question,
         got == expected,
         top,
         got,
@@ -318,7 +321,8 @@ def _shape_name(f: BlockFormat) -> str:
     def shape(f: BlockFormat) -> tuple[object, ...]:
         return f.element.format, f.size, f.rows, f.scale, f.tensor
 
-    return next((name for name, g in BLOCK_NAMED.items() if shape(g) == shape(f)), str(f))
+    name = next((name for name, g in BLOCK_NAMED.items() if shape(g) == shape(f)), str(f))
+    return name if f.tensor_scale is None else f"{name} under {f.tensor_scale:.9g}"
 
 
 def _scope_name(f: BlockFormat, scope: Scope) -> str:

@@ -205,7 +205,9 @@ def _of_parts(parts: Sequence[Any], lines: Numbers, at: Layout, f: BlockFormat) 
     e, s = f.element.format, f.scale
     elements = to_lines(np, numbers_of(parts[0], e, at.shape, "elements"), at)
     scales = numbers_of(parts[1], s, at.scales, "scales").reshape(-1)
-    tensor = float(np.asarray(parts[2], np.float64).reshape(())) if len(parts) == 3 else 1.0
+    tensor = 1.0 if f.tensor_scale is None else f.tensor_scale
+    if len(parts) == 3:
+        tensor = float(np.asarray(parts[2], np.float64).reshape(()))
     words = f"elements: {in_words(parts[0], e)}; scales: {in_words(parts[1], s)}"
     y = (elements * (scales * tensor)[:, None]).astype(np.float32).astype(np.float64)
     return Quantized(
