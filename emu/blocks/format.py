@@ -86,9 +86,9 @@ class BlockFormat:
     Raises:
         ValueError: for a tensor scale in a format without one, or one that is not finite and above
             0 in binary32; for an element format that is unsigned, has more than 11 significand bits
-            or does not fit binary32; for a scale format without NaN, outside binary32, with a largest
-            number below 1, or with more than 24 significand bits (11 if `tensor` is True); for a
-            rule that does not fit the formats; and for a size or a number of rows below 1.
+            or does not fit binary32; for a scale format without NaN, outside binary32, with a
+            largest number below 1, or with more than 24 significand bits (11 if `tensor` is True);
+            for a rule that does not fit the formats; and for a size or a number of rows below 1.
         TypeError: for an element that is not a `Rounding`, a scale that is not a `Format`, or a
             size or a number of rows that is not a whole number.
 

@@ -41,6 +41,23 @@ class CheckCastOptions:
             " otherwise its largest magnitude over 2688.",
         ),
     ] = None
+    hadamard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE[:FORMAT][:unnormalized]",
+            help="Of a block format: a Hadamard transform of so many neighbors, which the function"
+            " computes before it quantizes, such as 16, or 16:bf16 if it reads and writes BF16"
+            " (16:bf16:fp32: reads BF16, writes FP32). The results are not transformed back.",
+        ),
+    ] = None
+    signs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIGNS",
+            help="Of the transform: the signs by which numbers are multiplied before, as"
+            " --signs=+-++, one for each, or a file.npy of 1 and -1.",
+        ),
+    ] = None
     divided: Annotated[
         str,
         typer.Option(

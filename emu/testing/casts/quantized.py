@@ -21,6 +21,7 @@ from roundscope.emu.roundings.modes import Overflow, Rounding, RoundingMode
 from roundscope.emu.stats.comparison import agree as same
 from roundscope.emu.testing.casts.behaviors import FaultyCast
 from roundscope.emu.testing.casts.elements import is_allowed
+from roundscope.emu.testing.casts.hadamard import seen_by
 from roundscope.emu.testing.casts.records import Function, Numbers
 from roundscope.emu.testing.casts.returned import call, in_words, numbers_of
 from roundscope.emu.testing.foreign import ForeignError
@@ -161,10 +162,13 @@ class Quantized:
 def quantized(function: Function, x: np.ndarray, f: BlockFormat) -> Quantized:
     """Return what a quantizer makes of a float32 array (rows, K).
 
+    The inputs in the result are the numbers that are quantized, behind a transform if there is one.
+
     Raises:
         ForeignError: the function raised an error or returned something that cannot be read.
     """
     returned = call(function, x)
+    x = seen_by(function, x)
     at = layout_of(x.shape, f, -1)
     lines = to_lines(np, x, at).astype(np.float64)
     if isinstance(returned, (tuple, list)):
