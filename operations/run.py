@@ -213,8 +213,8 @@ def _check_mask(injection: InjectionBase, shape: tuple[int, ...]) -> None:
     fits = all(a in (1, b) for a, b in zip(own[2:], shape, strict=False))
     if own[:2] != (1, 1) or not fits:
         raise ValueError(
-            f"inject at {injection.site}: mask of shape {own[2:]}; give {injection.site.axes}, which"
-            f" is {shape} for this call, whose leading axes are one axis of rows; an axis of 1"
+            f"inject at {injection.site}: mask of shape {own[2:]}; give {injection.site.axes},"
+            f" which is {shape} for this call, its leading axes being one axis of rows; an axis of 1"
             " stands for all"
         )
 
