@@ -214,8 +214,8 @@ def _check_mask(injection: InjectionBase, shape: tuple[int, ...]) -> None:
     if own[:2] != (1, 1) or not fits:
         raise ValueError(
             f"inject at {injection.site}: mask of shape {own[2:]}; give {injection.site.axes},"
-            f" which is {shape} for this call, its leading axes being one axis of rows; an axis of 1"
-            " stands for all"
+            f" which is {shape} for this call, its leading axes being one axis of rows; an axis"
+            " of 1 stands for all"
         )
 
 
