@@ -373,6 +373,8 @@ def picture(compared: Comparison, margins: Margins, *, narrow: bool = False) -> 
     axes = figure.subplots(2, 1, sharey=True) if narrow else figure.subplots(1, 2, sharey=True)
     for ax, statistic in zip(axes, TITLES, strict=True):
         _panel(ax, statistic, compared, kinds, margins)
+        if narrow:
+            ax.set_title(TITLES[statistic].replace(", ", ",\n"), fontsize=10, loc="left", color=INK)
     axes[0].set_yticks(range(len(kinds)), kinds, fontsize=9)
     axes[0].set_ylim(len(kinds) - 0.5, -0.5)
     handles = [
