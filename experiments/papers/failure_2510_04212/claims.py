@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.stats import rankdata
 
-from roundscope.experiments.framework.counts import diverged, times
+from roundscope.experiments.framework.counts import counted, diverged, times
 from roundscope.experiments.framework.verdicts import Verdict, Word, interval, verdict_on
 from roundscope.experiments.papers.failure_2510_04212 import trials
 from roundscope.tools.results.run import Run
@@ -137,12 +137,12 @@ def _layers(r: trials.Results, case: trials.Case) -> Iterator[Verdict]:
         start = f"{figure} {place} layer "
         own = r.of(case.name, f"{start}{layer}")
         by_layer = {
-            row.removeprefix(start): times(r.of(case.name, row))
+            row.removeprefix(start): counted(r.of(case.name, row))
             for row in r.rows(case.name)
             if row.startswith(start)
         }
         note = f"by layer: {', '.join(f'{i}: {counts}' for i, counts in by_layer.items())}"
-        yield verdict_on(figure, claim, case.name, word_of(own), times(own), note=note)
+        yield verdict_on(figure, claim, case.name, word_of(own), counted(own), note=note)
 
 
 def _repair(r: trials.Results, case: trials.Case, row: str, claim: str) -> Verdict:
@@ -179,10 +179,11 @@ def _heads(r: trials.Results) -> Verdict:
     if word is Word.AGREES and 2 * diverged(drawn) < len(drawn):
         word = Word.UNDECIDED
     measured = (
-        f"half of all heads in FP32: the largest {times(own)}; the smallest {times(least)};"
-        f" random {times(drawn)}"
+        f"half of all heads in FP32: the largest {counted(own)}; the smallest {counted(least)};"
+        f" random {counted(drawn)}"
     )
-    note = f"one head in FP32, any: {times(exact)}; low in one head only, any: {times(low)}"
+    note = f"one head in FP32, any: {counted(exact)}; low in one head only, any: {counted(low)}"
+    note = note if exact and low else ""
     return verdict_on("8", claim, trials.AMPLIFIED, word, measured, note=note)
 
 

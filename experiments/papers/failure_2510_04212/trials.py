@@ -54,7 +54,10 @@ MODES = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A way to make the algorithm fail: changes, the O path's rounding, a multiple of the rate."""
+    """A way to make the algorithm fail: changes, the O path's rounding, a multiple of the rate.
+
+    late   whether it fails so late that searches, too, need all of the steps
+    """
 
     name: str
     words: str
@@ -62,6 +65,7 @@ class Case:
     bits: int
     mode: str = "ties-to-even"
     times: float = 1.0
+    late: bool = False
 
     @property
     def path(self) -> str:
@@ -87,13 +91,14 @@ AT_A_HIGHER_RATE = Case(FASTER, "qiu-yao as it is: BF16, 3\xa0times the rate", (
 def isolated(name: str, bits: int, mode: str) -> Case:
     """Return the paper's mechanism alone, amplified: scores and statistics FP32, O coarser."""
     changes = (f"site={SCORES},{STATS} -> fp32", f"site={PATH} -> {rounded(bits, mode)}")
-    return Case(name, f"scores FP32, O {MODES[mode]}, p\xa0=\xa0{bits}", changes, bits, mode)
+    words = f"scores FP32, O {MODES[mode]}, p\xa0=\xa0{bits}"
+    return Case(name, words, changes, bits, mode, late=name == NEAREST)
 
 
 def fewer(bits: int) -> Case:
     """Return the authors' algorithm with fewer bits at every event that they keep in BF16."""
     changes = (f"site={ALL} -> {rounded(bits, 'ties-to-even')}",)
-    return Case(FEWER, f"all BF16 events at p\xa0=\xa0{bits}", changes, bits)
+    return Case(FEWER, f"all BF16 events at p\xa0=\xa0{bits}", changes, bits, late=True)
 
 
 FAILS, FP32 = "0", "0'"
@@ -142,7 +147,7 @@ def rows(case: Case, config: Config) -> list[Row]:
     if case.name == PUBLISHED:
         return found
     found += [*_paper(case), *_controls(case)]
-    for layer in range(config.layers if case.name != NEAREST and config.layers > 1 else 0):
+    for layer in range(config.layers if config.layers > 1 else 0):
         others = ",".join(str(i) for i in range(config.layers) if i != layer)
         low, exact = (f"layer={others} -> fp32",), (f"layer={layer} -> fp32",)
         found += [
@@ -313,7 +318,8 @@ def entries(scale: Scale) -> list[Entry]:
 
 def of_row(scale: Scale, case: Case, row: Row, seeds: Iterable[int] | None = None) -> list[Entry]:
     """Return the entries of a row, one for each seed."""
-    steps, usual = (scale.short, scale.few) if row.search else (scale.steps, scale.seeds)
+    usual = scale.few if row.search else scale.seeds
+    steps = scale.short if row.search and not case.late else scale.steps
     changes = (*case.changes, *row.changes)
     return [
         Entry(
@@ -395,7 +401,7 @@ def chosen(scale: Scale, case: Case, failing: Sequence[Run[Trial]]) -> list[Entr
         sets |= {f"{RANDOM} {i}": draw.sample(order, half) for i in range(SETS)}
         for name, heads in sets.items():
             changes = tuple(f"layer={i} head={h} site={PATH} -> fp32" for i, h in sorted(heads))
-            found += of_row(scale, case, Row(name, PICKED, changes), [seed])
+            found += of_row(scale, case, Row(name, PICKED, changes, search=True), [seed])
     return found
 
 
@@ -450,13 +456,20 @@ class Results:
 
 
 def whole(wanted: Sequence[Entry], found: Collection[Trial]) -> list[Entry]:
-    """Return the entries of whole rows, in whole cases; layers, heads, factorial are one row."""
-    places = [(e.case, e.row.partition(" ")[0]) for e in wanted]
+    """Return the entries of whole rows, in whole cases; each search (layers, sets) is one row."""
+    places = [(e.case, place_of(e.row)) for e in wanted]
     missing = {at for e, at in zip(wanted, places, strict=True) if e.trial not in found}
     cases = {e.case for e in wanted if not {(e.case, FAILS), (e.case, FP32)} & missing}
     return [
         e for e, at in zip(wanted, places, strict=True) if e.case in cases and at not in missing
     ]
+
+
+def place_of(row: str) -> str:
+    """Return what a row is shown with: of row 8 sets of heads apart from heads alone."""
+    first = row.partition(" ")[0]
+    picked = row.startswith((LARGEST, SMALLEST, RANDOM))
+    return f"{first} sets" if picked else first
 
 
 def middle(values: Sequence[float]) -> float:
