@@ -87,6 +87,12 @@ SOURCES = {  # of studies that `source_of` has no rule for
         command="reproduce golden --engine xla",
         links=_links("is-flash-attention-stable-arxiv-240502803", "is-it-stable"),
     ),
+    catalogue.QIU_YAO.name: _paper(
+        catalogue.QIU_YAO,
+        _links("why-low-precision-transformer-training-fails-arxiv-251004212", "why-bf16-fails"),
+        # the older file is read into the newer one
+        {"qiu-yao.sqlite": "qiu-yao-h200.sqlite", "qiu-yao-h100.sqlite": "qiu-yao.sqlite"},
+    ),
     catalogue.SU.name: _paper(
         catalogue.SU, _links(MX, "mx-instability"), {"su-proxy.sqlite.gz": "proxy.sqlite"}
     ),
@@ -143,9 +149,6 @@ SOURCES = {  # of studies that `source_of` has no rule for
     ),
 }
 LINKS = {  # of the other studies, if there are any
-    catalogue.QIU_YAO.name: _links(
-        "why-low-precision-transformer-training-fails-arxiv-251004212", "why-bf16-fails"
-    ),
     catalogue.RELEASED.name: _links(
         "the-same-on-the-arithmetic-that-the-released-code-runs", "why-bf16-fails"
     ),

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-from scipy.stats import rankdata
 
-from roundscope.experiments.framework.counts import counted, diverged, times
+from roundscope.experiments.framework.counts import above, counted, diverged, times
 from roundscope.experiments.framework.verdicts import Verdict, Word, interval, verdict_on
 from roundscope.experiments.papers.failure_2510_04212 import trials
 from roundscope.tools.results.run import Run
@@ -119,13 +118,8 @@ def _layers(r: trials.Results, case: trials.Case) -> Iterator[Verdict]:
     if not r.fails(case.name):
         yield repair("3, 4", "one layer is necessary and sufficient", case, r, "")
         return
-    # the layer with the largest ||W_Q,h|| before divergence in most runs
-    grown = [
-        int(np.argmax([max(row) for row in run.extra["heads"]]))
-        for run in r.of(case.name, trials.FAILS)
-    ]
-    layer, runs = int(np.bincount(grown).argmax()), len(grown)
-    votes = grown.count(layer)
+    failing = r.of(case.name, trials.FAILS)
+    (layer, votes), runs = trials.grown(failing), len(failing)
     word = Word.UNDECIDED if 2 * votes > runs else Word.CONTRADICTS
     measured = f"largest ||W_Q,h|| before divergence in layer {layer} in {votes} of {runs} runs"
     claim = "||W_Q|| grows in one layer"
@@ -361,11 +355,3 @@ def _foretold(p: float) -> Word:
     if p >= 0.95:
         return Word.AGREES
     return Word.CONTRADICTS if p <= 0.5 else Word.UNDECIDED
-
-
-def above(dead: Sequence[float], alive: Sequence[float]) -> float:
-    """Return the area under the ROC curve: how often one of the first is larger, ties half."""
-    n, pairs = len(dead), len(dead) * len(alive)
-    if not pairs:
-        return math.nan
-    return float((rankdata([*dead, *alive])[:n].sum() - n * (n + 1) / 2) / pairs)

@@ -147,13 +147,8 @@ def rows(case: Case, config: Config) -> list[Row]:
     if case.name == PUBLISHED:
         return found
     found += [*_paper(case), *_controls(case)]
-    for layer in range(config.layers if config.layers > 1 else 0):
-        others = ",".join(str(i) for i in range(config.layers) if i != layer)
-        low, exact = (f"layer={others} -> fp32",), (f"layer={layer} -> fp32",)
-        found += [
-            Row(f"3 {ALONE} layer {layer}", f"only layer {layer} low", low, search=True),
-            Row(f"4 {EXACT} layer {layer}", f"layer {layer} FP32", exact, search=True),
-        ]
+    for layer in range(config.layers if case.name == AMPLIFIED and config.layers > 1 else 0):
+        found += of_layer(config, layer)
     if case.name in (AMPLIFIED, NEAREST):
         found += factorial(case)
     heads = range(config.heads if case.name == AMPLIFIED else 0)
@@ -165,6 +160,16 @@ def rows(case: Case, config: Config) -> list[Row]:
             Row(f"8 {ALONE} {name}", f"O path low in {name} only", only, search=True),
         ]
     return found
+
+
+def of_layer(config: Config, layer: int) -> list[Row]:
+    """Return rows 3 and 4 at a layer: it alone is low, and it alone is exact."""
+    others = ",".join(str(i) for i in range(config.layers) if i != layer)
+    low, exact = (f"layer={others} -> fp32",), (f"layer={layer} -> fp32",)
+    return [
+        Row(f"3 {ALONE} layer {layer}", f"only layer {layer} low", low, search=True),
+        Row(f"4 {EXACT} layer {layer}", f"layer {layer} FP32", exact, search=True),
+    ]
 
 
 def _paper(case: Case) -> Iterator[Row]:
@@ -385,6 +390,7 @@ def _by_structure(scale: Scale, trials: tuple[Trial, ...]) -> list[list[Trial]]:
     return groups
 
 
+SEARCHED = (NEAREST, FEWER, OTHER_DELTA)  # cases in which one layer is tried, the one that grew
 LARGEST, SMALLEST, RANDOM = "8 largest", "8 smallest", "8 random"
 PICKED = "O path FP32 in half of all heads"
 SETS = 4  # the number of random sets of heads for each seed
@@ -403,6 +409,15 @@ def chosen(scale: Scale, case: Case, failing: Sequence[Run[Trial]]) -> list[Entr
             changes = tuple(f"layer={i} head={h} site={PATH} -> fp32" for i, h in sorted(heads))
             found += of_row(scale, case, Row(name, PICKED, changes, search=True), [seed])
     return found
+
+
+def grown(failing: Sequence[Run[Trial]]) -> tuple[int, int]:
+    """Return the layer whose ||W_Q,h|| was the largest before divergence in most runs, and in how
+    many.
+    """
+    layers = [int(np.argmax([max(row) for row in run.extra["heads"]])) for run in failing]
+    layer = int(np.bincount(layers).argmax())
+    return layer, layers.count(layer)
 
 
 def ranked(run: Run[Trial]) -> list[tuple[int, int]]:

@@ -500,7 +500,7 @@ def bias(r: Results, scale: Scale) -> Picture:
 
 def figures(scale: Scale) -> list[Figure[Results]]:
     """Return all figures with their captions, in the order of the page."""
-    bench, tiles, c = scale.bench[0], scale.bench[0] // scale.narrow, scale.training.config
+    bench, tiles = scale.bench[0], scale.bench[0] // scale.narrow
     captions = {
         opening: (
             "Is it 10 times in BF16?",
@@ -544,16 +544,22 @@ def figures(scale: Scale) -> list[Figure[Results]]:
             "tiling costs. Right: the bias of the output and, for repeated maxima (pairs of equal "
             f"keys, 64 apart), of the event PV. {SEEDS}",
         ),
-        lambda r, scale: trainings.draw(r.drifts, scale.training): (
-            "Fig. 7 and 8: do weights drift apart?",
-            f"A byte-level GPT of {c.layers} layers and width {c.width}, trained twice from the "
-            "same weights on the same batches; 'other first weights': on the same batches. Thin "
-            "lines: seeds; thick: geometric mean; shaded: its 95 % t interval. FP16 rounds what "
-            "the forward reads and writes, in linear layers and in unfused attention; gradients "
-            "stay FP32, so that none is too small for FP16.",
-        ),
     }
-    return [
+    own = [
         Figure(title=title, draw=partial(draw, scale=scale), caption=caption)
         for draw, (title, caption) in captions.items()
     ]
+    return [*own, drift_figure(scale.training)]
+
+
+def drift_figure(t: trainings.Training) -> Figure[Results]:
+    """Return the figure of the trainings: how far their weights are apart."""
+    return Figure(
+        title="Fig. 7 and 8: do weights drift apart?",
+        draw=lambda r: trainings.draw(r.drifts, t),
+        caption=f"A byte-level GPT of {t.config.layers} layers and width {t.config.width}, trained"
+        " twice from the same weights on the same batches; 'other first weights': on the same"
+        " batches. Thin lines: seeds; thick: geometric mean; shaded: its 95 % t interval. FP16"
+        " rounds what the forward reads and writes, in linear layers and in unfused attention;"
+        " gradients stay FP32, so that none is too small for FP16.",
+    )

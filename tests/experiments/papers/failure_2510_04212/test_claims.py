@@ -17,6 +17,7 @@ from roundscope.experiments.papers.failure_2510_04212.trials import (
     Results,
     cell,
     chosen,
+    of_layer,
     of_row,
     ranked,
     rows,
@@ -113,8 +114,9 @@ def test_sets_of_heads_are_told_without_the_heads_alone() -> None:
     alone = [e for row in rows(case, FULL.config)[-2:] for e in of_row(FULL, case, row)]
     found = {e.trial for e in (*first, *sets, alone[0])}
     assert whole([*first, *sets, *alone], found) == [*first, *sets]
+    layer = of_layer(FULL.config, 1)
     steps = {
-        c.name: {e.trial.steps for row in rows(c, FULL.config)[-2:] for e in of_row(FULL, c, row)}
+        c.name: {e.trial.steps for row in layer for e in of_row(FULL, c, row)}
         for c in FULL.cases[2:5]
     }
     assert steps == {"A'": {1500}, "B": {1500}, "C": {1000}}
