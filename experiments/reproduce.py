@@ -34,13 +34,13 @@ def study_of(
     from roundscope.experiments.papers.microscaling_2506_20752 import study as microscaling
     from roundscope.experiments.papers.mxfp8_2506_08027 import study as mxfp8
     from roundscope.experiments.papers.released_2510_04212 import study as released
+    from roundscope.experiments.papers.stability_2405_02803 import long
     from roundscope.experiments.papers.stability_2405_02803 import study as stability
-    from roundscope.experiments.papers.stability_2405_02803 import weights
     from roundscope.experiments.questions.alarm import study as alarm
 
     asked: dict[str, Callable[[bool], Study[Any]]] = {
         catalogue.GOLDEN.name: lambda quick: stability.asked(quick, engine, jobs),
-        catalogue.WEIGHTS.name: weights.asked,
+        catalogue.LONG.name: lambda quick: long.asked(quick, engine, jobs),
         catalogue.QIU_YAO.name: failure.asked,
         catalogue.RELEASED.name: released.asked,
         catalogue.MECHANISM.name: mechanism.asked,

@@ -514,13 +514,7 @@ def figures(scale: Scale) -> list[Figure[Results]]:
             "emulations are one. The golden value divides by the row sum after P V and unfused "
             f"attention before, hence its 1e-15 in FP64. {SEEDS}",
         ),
-        lengths: (
-            "Fig. 5: sequence length",
-            "Largest and mean |deviation| from binary64; dashes without a line: mean + standard "
-            "deviation. N falls as T grows, so that every maximum is over equally many entries "
-            "(real tensors: all 12 heads, one draw). Gaussian outputs shrink as 1 / √T, so the "
-            f"absolute deviation falls where the relative one grows. {SEEDS}",
-        ),
+        lengths: LENGTH,
         shape: (
             "Fig. 6: shape and size of tiles",
             f"T = {scale.many[0]}, Gaussian inputs; left and middle ops:bf16. Only keys per tile "
@@ -550,6 +544,21 @@ def figures(scale: Scale) -> list[Figure[Results]]:
         for draw, (title, caption) in captions.items()
     ]
     return [*own, drift_figure(scale.training)]
+
+
+LENGTH = (
+    "Fig. 5: sequence length",
+    "Largest and mean |deviation| from binary64; dashes without a line: mean + standard "
+    "deviation. N falls as T grows, so that every maximum is over equally many entries "
+    "(real tensors: all 12 heads, one draw). Gaussian outputs shrink as 1 / √T, so the "
+    f"absolute deviation falls where the relative one grows. {SEEDS}",
+)
+
+
+def length_figure(scale: Scale) -> Figure[Results]:
+    """Return the figure of the deviation along T."""
+    title, caption = LENGTH
+    return Figure(title=title, draw=partial(lengths, scale=scale), caption=caption)
 
 
 def drift_figure(t: trainings.Training) -> Figure[Results]:
