@@ -31,8 +31,8 @@ def head():
 
 
 def test_a_leak_is_the_error_of_delta(head):
-    """A leak of rows that are not tied, with another scale, or with P K of rounded P: equation 1 has
-    rowsum(dS) = -scale rowsum(dO (O_low - O)) where only the output is wrong.
+    """A leak of rows that are not tied, with another scale, or with P K of rounded P: equation 1
+    has rowsum(dS) = -scale rowsum(dO (O_low - O)) where only the output is wrong.
     """
     s = bf16(bf16(head.q @ head.k.T))
     s = np.where(np.tri(len(s), dtype=bool), s, -np.inf)
@@ -48,10 +48,10 @@ def test_a_leak_is_the_error_of_delta(head):
 
 
 def test_rows_past_the_clamp_leak_nothing(head):
-    """A sham that leaves P or the output, and a repair that is as exact with the clamp as without."""
+    """A sham that leaves P or the output, and a repair that leaks as much with as without a clamp."""
     found = leaks(head, 7.0)
     assert found["off"] == 1.0 and found[SHAM] == 0.0
-    assert found[RELEASED] < 1e-12 < found[SHIFT]
+    assert found[RELEASED] < 1e-3 * found[NONE] < found[SHIFT]
 
 
 @pytest.mark.parametrize(
