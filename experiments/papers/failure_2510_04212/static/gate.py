@@ -105,6 +105,8 @@ def real() -> Iterator[Head]:
     """Yield the heads of the shipped tensors, of both layers, first sequence."""
     for x in read_layers(sample_path()):
         scale = x.scale or x.q.shape[3] ** -0.5
+        if x.do is None:
+            continue
         for head in range(x.q.shape[2]):
             q, k, v, do = (np.asarray(y[0, :, head], np.float64) for y in (x.q, x.k, x.v, x.do))
             yield Head(q=q, k=k, v=v, do=do, scale=scale, causal=False)

@@ -48,7 +48,7 @@ def test_a_leak_is_the_error_of_delta(head):
 
 
 def test_rows_past_the_clamp_leak_nothing(head):
-    """A sham that leaves P or the output, and a repair that leaks as much with as without a clamp."""
+    """A sham that leaves P or the output, and a repair that leaks with a clamp as without."""
     found = leaks(head, 7.0)
     assert found["off"] == 1.0 and found[SHAM] == 0.0
     assert found[RELEASED] < 1e-3 * found[NONE] < found[SHIFT]
