@@ -261,8 +261,7 @@ def text_of(entry: Entry, folder: Path) -> str:
         outcome, results = measured(study, Path(path), bool(source.records))
         if results is None:
             raise RuntimeError(f"{entry.name}: there is nothing to draw")
-        is_whole = outcome.there == outcome.launches
-        static = study.static(lambda n: None) if study.static and is_whole else Static()
+        static = study.static(lambda n: None) if study.static else Static()
     drawn = f"Computed on a CPU by `roundscope {source.command}`."
     if source.records:
         files = " and ".join(f"`docs/runs/{file}`" for file in source.records)

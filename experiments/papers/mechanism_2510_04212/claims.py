@@ -18,6 +18,7 @@ from roundscope.experiments.framework.verdicts import (
     Word,
     interval,
     judge,
+    not_here,
     verdict_on,
 )
 from roundscope.experiments.papers.mechanism_2510_04212.conditions import (
@@ -52,9 +53,32 @@ RULES = (
 )
 
 
+SIZE = "not run for its size"
+BEYOND = (  # figure, claim, why it is not tested
+    (
+        "2",
+        "GPT-2 small explodes after some 6,600 steps on OpenWebText",
+        f"{SIZE}: 12 layers, width 768, context 1,024, 524,288 tokens a step",
+    ),
+    (
+        "7",
+        "stabilized, GPT-2 small and medium train for 600,000 and 100,000 steps, with Muon too",
+        SIZE,
+    ),
+    (
+        "D",
+        "the atoms' columns have a cosine of 0.999994 in layer 1, head 13 of Llama-3.1-8B",
+        f"{SIZE}: small models with Llama's layers stand above",
+    ),
+    ("10, 12", "users' curves and tokens' differences show this failure", "no state is released"),
+    ("text", "it fails alike on A100, RTX 4090 and Ascend 910B", "these devices were not there"),
+)
+
+
 def judged(r: Results) -> list[Verdict]:
     """Return all verdicts, in the paper's order."""
-    return [*alike(r), *rank(r), *signs(r), *broken(r), *fails(r), *warned(r)]
+    own = [*alike(r), *rank(r), *signs(r), *broken(r), *fails(r), *warned(r)]
+    return [*own, *not_here(BEYOND)]
 
 
 def _cases(r: Results, variants: Sequence[str] = tuple(VARIANTS)) -> Iterator[tuple[str, Runs]]:

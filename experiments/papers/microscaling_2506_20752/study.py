@@ -15,7 +15,7 @@ from roundscope.experiments.framework.counts import counted, diverged, share, si
 from roundscope.experiments.framework.estimates import grouped, ratio
 from roundscope.experiments.framework.figures.series import CALM, GRID, LETHAL, SHARE, decades
 from roundscope.experiments.framework.study import Figure, Progress, Static, Study, Table
-from roundscope.experiments.framework.verdicts import Verdict
+from roundscope.experiments.framework.verdicts import Verdict, not_here
 from roundscope.experiments.papers.microscaling_2506_20752 import claims, code
 from roundscope.experiments.papers.microscaling_2506_20752.claims import (
     Effect,
@@ -279,6 +279,7 @@ def judged(found: Found) -> list[Verdict]:
         *claims.arms(found),
         *claims.epsilon(found),
         *code.discrepancies(found),
+        *not_here(claims.BEYOND),
     ]
 
 

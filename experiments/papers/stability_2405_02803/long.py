@@ -11,7 +11,7 @@ from functools import partial
 from roundscope.experiments.catalogue import LONG
 from roundscope.experiments.framework.estimates import factor
 from roundscope.experiments.framework.study import Study, Table
-from roundscope.experiments.framework.verdicts import interval
+from roundscope.experiments.framework.verdicts import interval, not_here
 from roundscope.experiments.papers.stability_2405_02803 import claims, trainings
 from roundscope.experiments.papers.stability_2405_02803.measuring import (
     FILE,
@@ -24,6 +24,7 @@ from roundscope.experiments.papers.stability_2405_02803.measuring import (
     measured,
 )
 from roundscope.experiments.papers.stability_2405_02803.study import (
+    BEYOND,
     CAUTION,
     RULES,
     drift_figure,
@@ -66,6 +67,7 @@ def study(scale: Scale, engine: str, jobs: int | None) -> Study[Results]:
         claims=lambda r: [
             *(claims.figure_5(r, scale) if r.cells else ()),
             *(trainings.judged(r.drifts, t) if r.drifts else ()),
+            *not_here(BEYOND),
         ],
         source="figure",
         figures=[length_figure(scale), drift_figure(t)],

@@ -19,8 +19,8 @@ from roundscope.experiments.framework.verdicts import (
     Word,
     interval,
     judge,
+    not_here,
     number,
-    verdict_on,
 )
 from roundscope.experiments.papers.stability_2405_02803 import claims, trainings
 from roundscope.experiments.papers.stability_2405_02803.claims import (
@@ -108,6 +108,17 @@ def study(scale: Scale, engine: str, jobs: int | None = None) -> Study[Results]:
     )
 
 
+BEYOND = (  # figure, claim, why it is not tested
+    (
+        "3-6",
+        "the values on the axes",
+        "N, d, draws and tiles are not published: only directions and factors are compared",
+    ),
+    ("7, 8", "the drift in a text-to-image model", "neither model nor data are published"),
+    ("text", "FlashAttention makes its training 14 % faster", "no such model; not about numbers"),
+)
+
+
 def judged(r: Results, scale: Scale) -> list[Verdict]:
     """Return verdicts on every claim, by figure; some are on arXiv 2510.04212, which disagrees."""
     return [
@@ -116,14 +127,7 @@ def judged(r: Results, scale: Scale) -> list[Verdict]:
         *claims.figure_6(r, scale),
         *claims.cause(r, scale),
         *trainings.judged(r.drifts, scale.training),
-        verdict_on(
-            "3-6",
-            "the values on the axes",
-            "-",
-            Word.NOT_TESTABLE,
-            "N, d, draws and tiles are not published",
-            note="so only directions and the factor of 10 are compared",
-        ),
+        *not_here(BEYOND),
         *claims.bias(r, scale),
     ]
 
