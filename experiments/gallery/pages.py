@@ -87,6 +87,11 @@ SOURCES = {  # of studies that `source_of` has no rule for
         command="reproduce golden --engine xla",
         links=_links("is-flash-attention-stable-arxiv-240502803", "is-it-stable"),
     ),
+    catalogue.LONG.name: _paper(
+        catalogue.LONG,
+        _links("is-flash-attention-stable-arxiv-240502803", "is-it-stable"),
+        {"long.sqlite": "golden.sqlite"},
+    ),
     catalogue.QIU_YAO.name: _paper(
         catalogue.QIU_YAO,
         _links("why-low-precision-transformer-training-fails-arxiv-251004212", "why-bf16-fails"),
@@ -94,7 +99,9 @@ SOURCES = {  # of studies that `source_of` has no rule for
         {"qiu-yao.sqlite": "qiu-yao-h200.sqlite", "qiu-yao-h100.sqlite": "qiu-yao.sqlite"},
     ),
     catalogue.SU.name: _paper(
-        catalogue.SU, _links(MX, "mx-instability"), {"su-proxy.sqlite.gz": "proxy.sqlite"}
+        catalogue.SU,
+        _links(MX, "mx-instability"),
+        {"su-proxy.sqlite.gz": "proxy-h200.sqlite", "su-ln-fix.sqlite.gz": "proxy.sqlite"},
     ),
     catalogue.MXFP8.name: _paper(
         catalogue.MXFP8,
@@ -149,6 +156,7 @@ SOURCES = {  # of studies that `source_of` has no rule for
     ),
 }
 LINKS = {  # of the other studies, if there are any
+    catalogue.MECHANISM.name: _links("what-its-mechanism-rests-on", "why-bf16-fails"),
     catalogue.RELEASED.name: _links(
         "the-same-on-the-arithmetic-that-the-released-code-runs", "why-bf16-fails"
     ),

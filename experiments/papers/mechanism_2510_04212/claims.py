@@ -23,8 +23,10 @@ from roundscope.experiments.framework.verdicts import (
 )
 from roundscope.experiments.papers.mechanism_2510_04212.conditions import (
     AS_IT_IS,
+    END,
     GATED,
     LLAMA,
+    MOVED,
     NORM,
     OPTIMIZER,
     PLAIN,
@@ -40,7 +42,7 @@ ALIKE: Range = (0.5, math.inf)
 FLIPS = 1000
 RULES = (
     "Of every run the median over looks (every 25 steps, four sequences) after the warm-up and"
-    " before its loss moved, a mean over layers and heads; intervals are Student's, 95 %."
+    " before it diverged, a mean over layers and heads; intervals are Student's, 95 %."
     " Alike: a mean cosine over pairs of tokens, or from one look to the next, above 0.5. Low rank:"
     " the largest singular value has more than half of |R|^2. Permuted: the same atoms, each with"
     " the error of another token of its batch. One sign: |sum of the errors| over the sum of their"
@@ -48,8 +50,10 @@ RULES = (
     " atoms' mean cosines, paired by seeds, is below 0.95.",
     "Warnings are judged as those of `reproduce alarm`: the runs of GPT-2's layers choose the"
     " largest threshold that warned every run before its loss moved, or else the smallest; the"
-    " other runs test it. The probability is that a run that diverged had a larger value before its"
-    " loss moved than one that did not had at any time.",
+    " other runs test it. The probability is that of two runs of one kind of layers, one that"
+    " diverged and one that did not, the first had the larger value: the largest before its loss"
+    " moved, from the third look after the warm-up on, against the largest at any time. Runs whose"
+    " loss moved before that say nothing. Its interval is a bootstrap over runs.",
 )
 
 
@@ -213,24 +217,24 @@ def fails(r: Results) -> Iterator[Verdict]:
 
 MODEL = Layer(name="model", number=0)
 FLOOR = 1e-3  # added to shares of rows before they are divided
-Series = Callable[[Results, Run[Condition], bool], np.ndarray]
+Series = Callable[[Results, Run[Condition], str], np.ndarray]
 
 
-def level(r: Results, run: Run[Condition], early: bool) -> np.ndarray:
+def level(r: Results, run: Run[Condition], until: str) -> np.ndarray:
     """Return the share of rows with several maxima at each look."""
-    return r.column(run, "tied", early=early)
+    return r.column(run, "tied", until)
 
 
-def rise(r: Results, run: Run[Condition], early: bool) -> np.ndarray:
+def rise(r: Results, run: Run[Condition], until: str) -> np.ndarray:
     """Return that share over its lowest so far."""
-    tied = r.column(run, "tied", early=early) + FLOOR
+    tied = r.column(run, "tied", until) + FLOOR
     return tied / np.minimum.accumulate(tied) if tied.size else tied
 
 
-def drift(r: Results, run: Run[Condition], early: bool) -> np.ndarray:
+def drift(r: Results, run: Run[Condition], until: str) -> np.ndarray:
     """Return the share of the drift over looks so far, which `reproduce alarm` judges."""
     watch, found = Shares(threshold=None), []
-    columns = (r.column(run, name, early=early) for name in ("made", "whole"))
+    columns = (r.column(run, name, until) for name in ("made", "whole"))
     for made, whole in zip(*columns, strict=True):
         watch.update(0, {MODEL: [made]}, {MODEL: [whole]})
         found.append(watch.share())
@@ -246,14 +250,14 @@ WARNINGS: dict[str, tuple[Series, tuple[float, ...]]] = {
 
 def highest(r: Results, run: Run[Condition], of: Series) -> float:
     """Return the largest value before a run's loss moved, or of all; NaN where there is none."""
-    own = of(r, run, True)[LOOKS - 1 :]
+    own = of(r, run, MOVED)[LOOKS - 1 :]
     own = own[np.isfinite(own)]
     return float(own.max()) if own.size else math.nan
 
 
 def step_of(r: Results, run: Run[Condition], of: Series, threshold: float) -> int | None:
     """Return the step of the first look, from the third on, above a threshold; None without."""
-    looks, own = r.looks(run, early=False), of(r, run, False)
+    looks, own = r.looks(run, END), of(r, run, END)
     above_it = [k for k in range(LOOKS - 1, len(own)) if own[k] > threshold]
     return int(looks[above_it[0], 0]) if above_it else None
 
@@ -273,7 +277,6 @@ def chosen(r: Results, of: Series, grid: Sequence[float]) -> float:
 def warned(r: Results) -> Iterator[Verdict]:
     """Yield verdicts on the count of several maxima as a warning, beside the drift's."""
     test = [run for (variant, _), runs in r.by.items() if variant != PLAIN for run in runs]
-    every = [run for runs in r.by.values() for run in runs]
     lost, quiet = ([run for run in test if (run.diverged is not None) == x] for x in (True, False))
     for name, (of, grid) in WARNINGS.items():
         at = chosen(r, of, grid)
@@ -289,26 +292,40 @@ def warned(r: Results) -> Iterator[Verdict]:
         yield _share(figure, claim, case, early, len(lost), (0.5, 1.0))
         claim = "at most a quarter of the runs that do not diverge have a warning"
         yield _share(figure, claim, case, false, len(quiet), (0.0, 0.25))
-        yield _told(r, figure, name, of, every)
+        yield _told(r, figure, name, of)
 
 
-def _told(r: Results, figure: str, name: str, of: Series, runs: Runs) -> Verdict:
+def _told(r: Results, figure: str, name: str, of: Series) -> Verdict:
     """Return the verdict on how well a value tells runs that diverge from those that do not."""
-    lost, quiet = (
-        [x for run in runs if (run.diverged is not None) == is_lost
-         for x in [highest(r, run, of)] if math.isfinite(x)]
-        for is_lost in (True, False)
-    )  # fmt: skip
-    p, claim = above(lost, quiet), "it is larger before a failure than where there is none"
-    if math.isnan(p):
+    by: list[tuple[list[float], list[float]]] = []
+    for variant in VARIANTS:
+        own = [run for (kind, _), runs in r.by.items() if kind == variant for run in runs]
+        found = [(run.diverged is not None, highest(r, run, of)) for run in own]
+        lost, quiet = ([x for gone, x in found if gone is g and x == x] for g in (True, False))
+        if lost and quiet:
+            by.append((lost, quiet))
+    claim = "it is larger before a failure than where there is none"
+    if not by:
         return verdict_on(figure, claim, name, Word.NOT_TESTABLE, "no run, or every run, diverged")
     rng = np.random.default_rng(0)
-    draws = [above(rng.choice(lost, len(lost)).tolist(), rng.choice(quiet, len(quiet)).tolist())
-             for _ in range(FLIPS)]  # fmt: skip
+    draws = [
+        _probability([tuple(rng.choice(x, len(x)).tolist() for x in pair) for pair in by])
+        for _ in range(FLIPS)
+    ]
     low, high = np.quantile(draws, (0.025, 0.975))
-    e = Estimate(mean=p, low=float(low), high=float(high), seeds=len(lost) + len(quiet))
-    measured = f"probability {interval(e)}; {len(lost)} runs that diverged, {len(quiet)} others"
+    lost_runs, quiet_runs = (sum(len(pair[n]) for pair in by) for n in (0, 1))
+    e = Estimate(mean=_probability(by), low=float(low), high=float(high), seeds=lost_runs)
+    measured = (
+        f"probability {interval(e)}; {lost_runs} runs that diverged, {quiet_runs} others, in"
+        f" {len(by)} kinds of layers"
+    )
     return verdict_on(figure, claim, name, (0.5, 1.0), measured, e)
+
+
+def _probability(by: Sequence[Sequence[Sequence[float]]]) -> float:
+    """Return how often the first of a pair of one kind is larger, over all such pairs."""
+    weights = [len(lost) * len(quiet) for lost, quiet in by]
+    return sum(w * above(*pair) for w, pair in zip(weights, by, strict=True)) / sum(weights)
 
 
 def answer(r: Results) -> str:
@@ -320,9 +337,5 @@ def answer(r: Results) -> str:
             f" {interval(r.estimate(runs, 'first'))}, with errors permuted"
             f" {interval(r.estimate(runs, 'shuffled'))}"
         )
-    every = [run for runs in r.by.values() for run in runs]
-    parts = [
-        v.measured for name in WARNINGS for v in [_told(r, "", name, WARNINGS[name][0], every)]
-    ]
-    names = [f"{name}: {text}" for name, text in zip(WARNINGS, parts, strict=True)]
+    names = [f"{name}: {_told(r, '', name, of).measured}" for name, (of, _) in WARNINGS.items()]
     return f"{'; '.join(told)}. A run that diverges has the larger value with {'; '.join(names)}."

@@ -81,6 +81,7 @@ def arms_of(scale: Scale) -> dict[Config, dict[Condition, Arm]]:
     return found
 
 
+MOVED, DIVERGED, END = "moved", "diverged", "end"
 Runs = Sequence[Run[Condition]]
 Place = tuple[str, str]  # kind of layers, arithmetic
 
@@ -95,20 +96,22 @@ class Results:
         """Return the runs of a condition; none where it was not run."""
         return self.by.get((variant, arithmetic), [])
 
-    def looks(self, run: Run[Condition], *, early: bool = True) -> np.ndarray:
-        """Return the looks (K, columns) of a run after the warm-up and before its loss moved.
+    def looks(self, run: Run[Condition], until: str = DIVERGED) -> np.ndarray:
+        """Return the looks (K, columns) of a run after the warm-up, in the order of steps.
 
-        Columns are the step, the loss, NAMES, and the error of delta of each head. early: whether
-        looks from where the loss of a run that diverged moved are left out.
+        Columns are the step, the loss, NAMES, and the error of delta of each head. until: END, or
+        of a run that diverged only those before it did, or before its loss MOVED.
         """
-        last = moves(run) if early and run.diverged is not None else None
+        last = run.diverged if until == DIVERGED else None
+        if until == MOVED and run.diverged is not None:
+            last = moves(run)
         steps = self.scale.config.warmup, math.inf if last is None else last
         own = [p for p in run.curve if steps[0] <= p[0] < steps[1]]
         return np.array(own).reshape(len(own), len(run.curve[0]))
 
-    def column(self, run: Run[Condition], name: str, *, early: bool = True) -> np.ndarray:
+    def column(self, run: Run[Condition], name: str, until: str = DIVERGED) -> np.ndarray:
         """Return one of NAMES at these looks, (K,)."""
-        found: np.ndarray = self.looks(run, early=early)[:, 2 + NAMES.index(name)]
+        found: np.ndarray = self.looks(run, until)[:, 2 + NAMES.index(name)]
         return found
 
     def errors(self, run: Run[Condition]) -> np.ndarray:

@@ -8,6 +8,7 @@ from roundscope.experiments.framework.study import Figure
 from roundscope.experiments.papers.mechanism_2510_04212.conditions import (
     AS_IT_IS,
     EXACT,
+    MOVED,
     PLAIN,
     VARIANTS,
     ZERO,
@@ -54,12 +55,13 @@ def errors(r: Results) -> Picture | None:
     for ax, arithmetic in zip(axes, cases, strict=True):
         for seed, run in enumerate(r.of(PLAIN, arithmetic)):
             looks = r.looks(run)
-            total = np.cumsum(looks[:, 2 + len(NAMES) :], axis=0)
+            own = looks[:, 2 + len(NAMES) :]
+            total = np.cumsum(own, axis=0) / np.abs(own).sum(0)
             ax.plot(looks[:, 0], total, color=COLOURS[seed % len(COLOURS)], lw=0.8, alpha=0.7)
         ax.axhline(0.0, color=INK, lw=0.7)
         ax.set_xlabel("steps")
         ax.set_title(f"{PLAIN}, {arithmetic}", fontsize=9.5, loc="left")
-    axes[0].set_ylabel("sum over looks of the\nmean error of delta")
+    axes[0].set_ylabel("error of delta added up,\nover the sum of its sizes")
     return figure
 
 
@@ -71,7 +73,7 @@ def maxima(r: Results) -> Picture:
     for ax, variant in zip(axes.flat, variants, strict=False):
         for (kind, arithmetic), runs in r.by.items():
             for run in runs if kind == variant else ():
-                looks = r.looks(run)
+                looks = r.looks(run, MOVED)
                 exact = arithmetic == EXACT
                 colour = LETHAL if run.diverged is not None else QUIET if exact else CALM
                 ax.plot(looks[:, 0], looks[:, 2 + NAMES.index("tied")], color=colour, lw=0.9)
@@ -96,8 +98,9 @@ FIGURES = (
         title="Has the error of delta one sign over steps?",
         draw=errors,
         caption="Figure 5a of the paper: delta's error, its mean over the tokens of four sequences,"
-        " added up over looks of every 25 steps, a line for each head, a color for each seed; up to"
-        " where the loss of a run that diverged moved.",
+        " added up over looks of every 25 steps and divided by the sum of its sizes; a line for"
+        " each head, a color for each seed; up to where it diverged. One sign throughout would end"
+        " at 1 or -1.",
     ),
     Figure(
         title="Do several maxima in a row warn of a failure?",

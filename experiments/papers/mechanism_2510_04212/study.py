@@ -156,7 +156,7 @@ TABLE = Table(
     heads=HEADS,
     rows=rows,
     records=records,
-    note="Medians over looks after the warm-up and before the loss moved, means over seeds.",
+    note="Medians over looks after the warm-up and before the divergence, means over seeds.",
     shown=tuple(range(len(HEADS))),
     grouped=True,
 )

@@ -1,10 +1,14 @@
 """Verdicts on made-up runs: what is alike, of one sign, or warns; and a page that draws them."""
 
 import math
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from roundscope.experiments.framework.command import missing
+from roundscope.experiments.framework.store import opened
 from roundscope.experiments.framework.verdicts import Word
 from roundscope.experiments.papers.mechanism_2510_04212 import claims, figures, study
 from roundscope.experiments.papers.mechanism_2510_04212.conditions import (
@@ -20,6 +24,7 @@ from roundscope.experiments.papers.mechanism_2510_04212.conditions import (
 from roundscope.experiments.papers.mechanism_2510_04212.looks import NAMES
 from roundscope.tools.results.run import Run
 
+RECORD = Path(__file__).parents[4] / "docs" / "runs" / "mechanism.sqlite"
 SEEDS, HEADS, LOOKS = 4, 2, 12
 
 
@@ -117,3 +122,14 @@ def test_every_condition_has_an_arm():
     assert found and set(found) == set(conditions(study.FULL)) and len(arms) == 7
     rates = {c.arithmetic: arm.lr for own in arms.values() for c, arm in own.items()}
     assert rates[FASTER] == pytest.approx(3 * rates[AS_IT_IS])
+
+
+def test_the_run_of_record_is_whole(tmp_path):
+    """A change of the study, or of a key, after which the record would train again."""
+    shutil.copy(RECORD, tmp_path / "mechanism.sqlite")
+    own = study.asked(quick=False)
+    with opened(tmp_path, "mechanism") as store:
+        assert not missing(own, store)
+        r = own.results(store)
+    assert len(r.by) == 23 and len(r.of(PLAIN, ZERO)) == SEEDS
+    assert all(run.diverged is not None for run in r.of(PLAIN, ZERO))
