@@ -157,7 +157,9 @@ class TestPage:
         data |= {"command": ["roundscope", "trace", "f"], "versions": {}}
         data |= {"platform": "", "seed": 0, "plan": plain.request.plan.describe()}
         data |= {"against": {"name": "exact"}}
-        text = page(report([plain, other], data))
+        found = report([plain, other], data)
+        assert found.opening.mood == ""  # a green bar beside results that are far from their best
+        text = page(found)
         assert text.count("<section data-layer=") == 2 and 'data-layer="b&lt;c"' in text
         assert "<option value='b&lt;c'>" in text and '<div class="wide heads">' in text
         assert "is the least exact of 2 layers" in text

@@ -11,6 +11,7 @@ from roundscope.tools.look.plans import about
 from roundscope.tools.report.model import (
     Code,
     Folded,
+    Mood,
     Opening,
     Part,
     Picture,
@@ -217,11 +218,12 @@ def _opening(summaries: list[Summary], worst: Summary, again: str) -> Opening:
     if len(summaries) > 1:
         first = f"{worst.layer.name} is the least exact of {len(summaries)} layers. {first}"
     is_bad = any(s.biased_results or s.not_finite is not None for s in summaries)
+    mood: Mood = "bad" if is_bad else "good" if all(map(stop, summaries)) else ""
     more = " ".join(x for x in (v.bias, v.causes) if x)
     if len(summaries) == 1 and (end := stop(worst)):
         return Opening(first, f"{more} {end}".strip(), mood="good")
     step = f"{again} {v.step}" if v.step else ""
-    return Opening(first, more, step, f"Next, to see how {v.buys}", "bad" if is_bad else "good")
+    return Opening(first, more, step, f"Next, to see how {v.buys}", mood)
 
 
 def _layer(s: Summary, is_pictured: bool) -> list[Part]:

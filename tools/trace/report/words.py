@@ -9,9 +9,9 @@ from roundscope.events.plan import base_name
 from roundscope.tools.report.wording import listed
 from roundscope.tools.trace.analysis.bias import Event, Lean, threshold
 from roundscope.tools.trace.analysis.consequences import DeltaDrift
-from roundscope.tools.trace.biased import bias, event_name, too
+from roundscope.tools.trace.biased import LOST, bias, event_name, too
 from roundscope.tools.trace.request import Request
-from roundscope.tools.trace.results import z_words
+from roundscope.tools.trace.results import unchanged, z_words
 from roundscope.tools.trace.summary import Summary, share_of_rows
 
 COINS = "standard deviations of random signs"
@@ -63,8 +63,7 @@ def plan_words(request: Request) -> str:
 
 def plan_changes(plan: Plan) -> list[str]:
     """Return the words of --set that changed the plan from its preset."""
-    base = base_name(plan.name)
-    return differences(plan, Plan.preset(base)) if base != plan.name else []
+    return differences(plan, unchanged(plan))
 
 
 def _not_finite(s: Summary) -> str:
@@ -99,7 +98,7 @@ def _clipping(s: Summary) -> str:
     lost = [
         f"{100 * e.share('underflow'):.0f} % of {e.name}"
         for e in s.rounding
-        if e.share("underflow") > 0.01
+        if e.share("underflow") > LOST
     ]
     beyond = "are beyond the format's largest number and cut off there, toward zero"
     pairs = ((cut, beyond), (lost, "become 0"))
