@@ -93,7 +93,11 @@ def delta_over_keys(
     """Write delta = rowsum(P dP) / rowsum(P)."""
     start, base = tl.program_id(0) * BM, tl.program_id(1).to(tl.int64) * T
     at = start + tl.arange(0, BM)
-    mine, its, log = _rows(q + base * D, at, D), _rows(do + base * D, at, D), tl.load(lse + base + at)
+    mine, its, log = (
+        _rows(q + base * D, at, D),
+        _rows(do + base * D, at, D),
+        tl.load(lse + base + at),
+    )
     a, w = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
     k, v = k + base * D, v + base * D
     a, w = _mean_tiles(a, w, mine, its, log, k, v, c, at, 0, start, D, BN, False)
@@ -129,7 +133,11 @@ def of_queries(
     """Write dQ; with CORRECTS, of the centered delta, which replaces the one that was given."""
     start, base = tl.program_id(0) * BM, tl.program_id(1).to(tl.int64) * T
     at = start + tl.arange(0, BM)
-    mine, its, log = _rows(q + base * D, at, D), _rows(do + base * D, at, D), tl.load(lse + base + at)
+    mine, its, log = (
+        _rows(q + base * D, at, D),
+        _rows(do + base * D, at, D),
+        tl.load(lse + base + at),
+    )
     d, k, v = tl.load(delta + base + at), k + base * D, v + base * D
     acc = tl.zeros([BM, D], tl.float32)
     pk = tl.zeros([BM, D if CORRECTS else 1], tl.float32)
@@ -178,7 +186,9 @@ def of_keys(
     of_k, of_v = _key_tiles(
         of_k, of_v, own, vs, q, do, lse, delta, c, at, start, start + BN, D, BM, True
     )
-    of_k, of_v = _key_tiles(of_k, of_v, own, vs, q, do, lse, delta, c, at, start + BN, T, D, BM, False)
+    of_k, of_v = _key_tiles(
+        of_k, of_v, own, vs, q, do, lse, delta, c, at, start + BN, T, D, BM, False
+    )
     to = at[:, None] * D + tl.arange(0, D)[None, :]
     tl.store(dk + base * D + to, (of_k * scale).to(dk.dtype.element_ty))
     tl.store(dv + base * D + to, of_v.to(dv.dtype.element_ty))

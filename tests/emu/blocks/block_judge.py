@@ -80,7 +80,9 @@ def block(
     for m in (6, 4):  # the scale of top / m, which is that of (6 top / m) / 6
         x = scale(top * 6 / m, replace(f, rule=ScaleRule.NEAREST), tensor)
         elements = _elements(values, x * tensor, f, random)
-        errors = [x * tensor * Fraction(p) - Fraction(v) for p, v in zip(elements, values, strict=True)]
+        errors = [
+            x * tensor * Fraction(p) - Fraction(v) for p, v in zip(elements, values, strict=True)
+        ]
         found.append((sum(e * e for e in errors), float(x), elements))
     _, x, elements = min(found, key=lambda each: each[0])  # the first of equal ones
     return x, elements
