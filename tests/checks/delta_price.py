@@ -1,9 +1,10 @@
 """What the three deltas that keep the rows of dS at zero cost in a fused backward.
 
-    python -m tests.checks.delta_price --out FOLDER       on a GPU: times and results
-    python -m tests.checks.delta_price --read FOLDER      prints the tables; needs no GPU
+    python tests/checks/delta_price.py --out FOLDER
 
-It needs torch and triton for the first, and nothing of Roundscope.
+It runs on a GPU, needs torch and triton and nothing of Roundscope, and reads the inputs and writes
+times.json and results.npz in FOLDER; `tests.checks.delta_table` makes the inputs and the tables.
+All kinds take turns, so that ratios within a round have the same clock.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import os
 import subprocess
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +49,7 @@ class Call:
 
     def run(self, name: str, tiles: tuple[int, ...], **more: bool) -> None:
         """Run a kernel."""
-        if __package__:
-            from tests.checks import delta_kernel as of
-        else:
-            import delta_kernel as of
+        import delta_kernel as of  # beside this file
 
         bm, bn, warps, stages = tiles
         how: dict[str, Any] = {"num_warps": warps, "num_stages": stages, "D": self.d, "BM": bm}
@@ -92,8 +91,8 @@ def drawn(n: int, t: int, d: int, seed: int = 0) -> Call:
     import torch
 
     g = torch.Generator(device="cuda").manual_seed(seed)
-    draw = lambda: torch.randn((n, t, d), generator=g, device="cuda").to(torch.bfloat16)  # noqa: E731
-    return Call(draw(), draw(), draw(), draw(), d**-0.5)
+    four = (torch.randn((n, t, d), generator=g, device="cuda") for _ in range(4))
+    return Call(*(x.to(torch.bfloat16) for x in four), scale=d**-0.5)
 
 
 def jobs() -> list[tuple[str, int, tuple[int, ...]]]:
@@ -129,7 +128,7 @@ def tuned(d: int) -> dict[str, tuple[int, ...]]:
         found = {}
         for tiles in own:
             try:
-                found[tiles] = time_of(lambda n=name, x=tiles: _run(call, n, x))
+                found[tiles] = time_of(partial(_run, call, name, tiles))
             except Exception as error:
                 print(f"{name} {d} {tiles}: {type(error).__name__}: {str(error)[:120]}")
         best[name] = min(found, key=found.get)
@@ -137,33 +136,38 @@ def tuned(d: int) -> dict[str, tuple[int, ...]]:
     return best
 
 
+def round_of(call: Call, best: dict[str, tuple[int, ...]], theirs: dict[str, Any]) -> Any:
+    """Return (kind, part) -> milliseconds, once around all kinds."""
+    own = {}
+    for part in ("forward", "backward"):
+        for kind in KINDS:
+            own[kind, part] = time_of(partial(call.step, kind, part, best))
+        own["sdpa-flash", part] = time_of(theirs[part])
+    own["out", "delta"] = time_of(partial(call.run, "delta_of_output", (64, 0, 4, 1)))
+    over = partial(call.run, "delta_over_keys", best["delta_over_keys"])
+    own["centered", "delta"] = time_of(over)
+    return own
+
+
 def times(d: int, best: dict[str, tuple[int, ...]]) -> list[dict[str, Any]]:
     """Return a row for each length, kind and round; all kinds take turns in a round."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
+    attend = partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True)
     rows = []
     for t in LENGTHS:
         call = drawn(TOKENS // t * (FEATURES // d), t, d)
         four = [x.view(TOKENS // t, -1, t, d) for x in (call.q, call.k, call.v, call.do)]
-        q, k, v = (x.clone().requires_grad_() for x in four[:3])
+        given = [x.clone().requires_grad_() for x in four[:3]]
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            attend = torch.nn.functional.scaled_dot_product_attention
-            out = attend(q, k, v, is_causal=True)
+            out = attend(*given)
             theirs = {
-                "forward": lambda: attend(q, k, v, is_causal=True),
-                "backward": lambda: torch.autograd.grad(out, (q, k, v), four[3], retain_graph=True),
+                "forward": partial(attend, *given),
+                "backward": partial(torch.autograd.grad, out, given, four[3], retain_graph=True),
             }
             for turn in range(ROUNDS):
-                own = {}
-                for part in ("forward", "backward"):
-                    for kind in KINDS:
-                        own[kind, part] = time_of(lambda k=kind, p=part: call.step(k, p, best))
-                    own["sdpa-flash", part] = time_of(theirs[part])
-                own["out", "delta"] = time_of(lambda: call.run("delta_of_output", (64, 0, 4, 1)))
-                own["centered", "delta"] = time_of(
-                    lambda: call.run("delta_over_keys", best["delta_over_keys"])
-                )
+                own = round_of(call, best, theirs)
                 rows += [
                     {"D": d, "T": t, "round": turn, "kind": kind, "part": part, "ms": round(ms, 5)}
                     for (kind, part), ms in own.items()
@@ -197,7 +201,7 @@ def results(folder: Path, best: dict[int, dict[str, tuple[int, ...]]]) -> dict[s
     return found
 
 
-def measure(out: Path, here: Path) -> None:
+def measure(out: Path) -> None:
     import torch
     import triton
 
@@ -218,7 +222,7 @@ def measure(out: Path, here: Path) -> None:
         except Exception:
             traceback.print_exc()
     try:
-        np.savez_compressed(out / "results.npz", **results(here, best))
+        np.savez_compressed(out / "results.npz", **results(out, best))
     except Exception:
         traceback.print_exc()
     for d in best:
@@ -239,7 +243,7 @@ def main() -> None:
     if args.compile:
         compile_some(*args.compile)
     else:
-        measure(args.out, Path(__file__).parent)
+        measure(args.out)
 
 
 if __name__ == "__main__":

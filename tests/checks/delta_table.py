@@ -16,8 +16,14 @@ import ml_dtypes
 import numpy as np
 
 from roundscope.attention import Plan, examine
-from roundscope.attention.plans.choices import GradientsApart, Log2E, Logarithm, QueryOrder
-from roundscope.attention.plans.choices import Reciprocal, RowSum
+from roundscope.attention.plans.choices import (
+    GradientsApart,
+    Log2E,
+    Logarithm,
+    QueryOrder,
+    Reciprocal,
+    RowSum,
+)
 from roundscope.attention.plans.twins.twin import fused
 from roundscope.attention.testing.families import draw
 from roundscope.emu.sums.accumulator import Accumulator
