@@ -118,6 +118,14 @@ ALARM = Entry(
     seeds=(2, 4),
     note="560 s are of two processes; in the 300 steps of --quick hardly a run diverges",
 )
+FP4_RULES = Entry(
+    name="fp4-rules",
+    command="reproduce fp4-rules",
+    question="Which published rules for a block of FP4 are biased, and what does no bias cost?",
+    seeds=(2, 5),
+    note="needs no GPU; in full random rules are drawn twice, and 24 heads of real tensors are"
+    " measured too",
+)
 DOSE = Entry(
     name="dose",
     command="dose",
@@ -189,7 +197,7 @@ KERNELS = Entry(
 )
 
 # run by `roundscope reproduce`
-PAPERS = (GOLDEN, QIU_YAO, RELEASED, SU, MXFP8, FA4, TWO_LEVEL, ALARM)
+PAPERS = (GOLDEN, QIU_YAO, RELEASED, SU, MXFP8, FA4, TWO_LEVEL, ALARM, FP4_RULES)
 DOSES = (BIAS, SCALING, CONDITIONS, IDENTITY)  # run by `roundscope dose --study`
 PROXIES = (FORMATS, INTERVENTIONS)  # run by `roundscope proxy --study`
 STUDIES = (*PAPERS, DOSE, *DOSES, *PROXIES, ACCUMULATORS, KERNELS)

@@ -35,6 +35,7 @@ def study_of(
     from roundscope.experiments.papers.released_2510_04212 import study as released
     from roundscope.experiments.papers.stability_2405_02803 import study as stability
     from roundscope.experiments.questions.alarm import study as alarm
+    from roundscope.experiments.questions.fp4_rules import study as fp4_rules
 
     asked: dict[str, Callable[[bool], Study[Any]]] = {
         catalogue.GOLDEN.name: lambda quick: stability.asked(quick, engine, jobs),
@@ -45,5 +46,6 @@ def study_of(
         catalogue.FA4.name: fa4.asked,
         catalogue.TWO_LEVEL.name: two_level.asked,
         catalogue.ALARM.name: alarm.asked,
+        catalogue.FP4_RULES.name: fp4_rules.asked,
     }
     return asked[name](quick)
