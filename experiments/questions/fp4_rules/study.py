@@ -202,7 +202,9 @@ def claims(r: Results) -> Iterator[Verdict]:
         near = factor({seed: v / PUBLISHED[part] for seed, v in own.items()})
         what = "cosine of scale and grid" if part == "cross" else f"{part} / error, squared"
         claim = "MXFP4's error on weights has parts of the same size in every model"
-        text = f"{what}: {interval(mean(own))}, published {PUBLISHED[part]:g}"
+        e = mean(own)
+        ends = f"{e.mean:.3f} [{e.low:.3f}, {e.high:.3f}]"
+        text = f"{what}: {ends}, published {PUBLISHED[part]:g}"
         yield judged("arXiv 2605.20402", claim, "W", near, SAME, text)
     for kind in TENSORS:
         e = mean(of(named.NVFP4, kind))
