@@ -144,12 +144,10 @@ class BlockFormat:
                 f"rule=bump: means elements up to 1.75 * 2^e, {f.name} ends at {f.max_finite:g};"
                 " use rceil"
             )
-        if self.rule is ScaleRule.FOUR_OVER_SIX and not (
-            self.tensor and f.max_finite == 6.0 and s.max_finite == 448.0
-        ):
+        if self.rule is ScaleRule.FOUR_OVER_SIX and (f.max_finite, s.max_finite) != (6.0, 448.0):
             raise ValueError(
-                f"rule=4over6: is for elements up to 6 with scales e4m3fn under a scale of the"
-                f" whole array, not {f.name} with {s.name}; use nvfp4"
+                f"rule=4over6: is for elements up to 6 with scales e4m3fn, not {f.name} with"
+                f" {s.name}; use nvfp4"
             )
         if self.tensor and self.power_of_two:
             raise ValueError(

@@ -49,7 +49,8 @@ class ScaleRule(StrEnum):
             even.
         FOUR_OVER_SIX: "4over6", the scale is that of NEAREST with m = 6 or with m = 4, whichever
             leaves the smaller sum of squared errors in the block, and that of 6 if both are equal
-            (arXiv 2512.02010). It is for NVFP4, whose scale of the whole array leaves room for it.
+            (arXiv 2512.02010). It is for elements e2m1fn with scales e4m3fn, as NVFP4 has them; a
+            scale of the whole array leaves room for a / 4.
 
     Example:
         >>> import numpy as np
