@@ -387,12 +387,16 @@ def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Again:
     return Again(_normalized(at, e, l), tanh, e, l, x, share)
 
 
-def backward_tile(at: Events, scale: float, x: Operands, sums: Sums) -> Sums:
+def backward_tile(
+    at: Events, scale: float, x: Operands, sums: Sums, do_of_v: Array | None = None
+) -> Sums:
     """Return dQ, dK and dV after one tile: arXiv 2307.08691, Algorithm 2, lines 10 to 16.
 
     `sums` are the sums so far, to which the tile adds. The scale is applied at the end, or
     where the plan's `gradient_scale` says. At a masked score P = 0, and DP and DPD are not rounded.
     Rows and keys without a visible score in this tile keep their sums unchanged.
+
+    do_of_v: dO as the operand of dV, (bq, Hv), where it is another one
     """
     (q, k, v, do, lse, delta), (dq, dk, dv) = x, sums
     again = probabilities(at, scale, q, k, lse)
@@ -400,6 +404,7 @@ def backward_tile(at: Events, scale: float, x: Operands, sums: Sums) -> Sums:
     if at.plan.dp_from_delta:
         e = p if at.plan.ds_from_p else again.p
         of_queries = _begun_at_delta(at, scale, e, v, do, delta)
+    do = do if do_of_v is None else do_of_v
     return Sums(query_gradients(at, of_queries, k, dq), *key_gradients(at, p, ds, q, do, dk, dv))
 
 

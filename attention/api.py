@@ -42,7 +42,7 @@ from roundscope.attention.settings import (
     result_type,
     setup_of,
 )
-from roundscope.attention.sites import Site
+from roundscope.attention.sites import KEY_SITES, Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.tiles.records import Gradients, Inputs, Residuals
 from roundscope.attention.trace.parts import Part
@@ -398,7 +398,7 @@ def _examine(
         parts.append(Part((b, heads), number, whole, tiles or {}, backward))
 
     def rounded(site: Site, x: Array) -> CarrierArray:
-        block = setup.block_k if site in (Site.K, Site.V) else setup.block_q
+        block = setup.block_k if site in KEY_SITES else setup.block_q
         heads, seen = run.round_inputs(setup, site, run.enter(x, block), plans)
         keep(x.shape[2], seen)
         return heads
@@ -417,6 +417,9 @@ def _examine(
             keys, of_keys = run.round_inputs(setup, Site.KC, inputs.k, plans)
             inputs = inputs._replace(k=keys)
             keep(g, of_keys)
+        if setup.plan.inputs_again:
+            own_q, own_k, own_v = rounded(Site.QB, q), rounded(Site.KB, k), rounded(Site.VB, v)
+            inputs = inputs._replace(q=own_q, k=own_k, v=own_v)
         found, seen = run.backward(setup, Residuals(inputs, results), own_do, plans)
         keep(n, seen["whole"], seen["tiles"], backward=True)
         keep(g, seen["keys"])
