@@ -118,6 +118,13 @@ ALARM = Entry(
     seeds=(2, 4),
     note="560 s are of two processes; in the 300 steps of --quick hardly a run diverges",
 )
+LOWBIT = Entry(
+    name="lowbit",
+    command="reproduce lowbit",
+    question="Does keeping the row sums of dS at zero replace matched recomputation and a"
+    " high-precision dS in attention of few bits?",
+    seeds=(2, 5),
+)
 DOSE = Entry(
     name="dose",
     command="dose",
@@ -189,7 +196,7 @@ KERNELS = Entry(
 )
 
 # run by `roundscope reproduce`
-PAPERS = (GOLDEN, QIU_YAO, RELEASED, SU, MXFP8, FA4, TWO_LEVEL, ALARM)
+PAPERS = (GOLDEN, QIU_YAO, RELEASED, SU, MXFP8, FA4, TWO_LEVEL, ALARM, LOWBIT)
 DOSES = (BIAS, SCALING, CONDITIONS, IDENTITY)  # run by `roundscope dose --study`
 PROXIES = (FORMATS, INTERVENTIONS)  # run by `roundscope proxy --study`
 STUDIES = (*PAPERS, DOSE, *DOSES, *PROXIES, ACCUMULATORS, KERNELS)
