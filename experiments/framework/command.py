@@ -81,15 +81,24 @@ def _one_by_one(todo: Sequence[Launch]) -> Done:
 
 
 def _together(todo: Sequence[Launch], jobs: int) -> Done:
-    """Yield launches as they end, several at a time; they are killed where this is left early."""
+    """Yield launches as they end, several at a time; they are killed where this is left early.
+
+    The error of one that failed is raised after the others.
+    """
     from roundscope.tools.sweep.running.executors import local
 
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a GPU's memory is shared
     with bar(f"{len(todo)} launches, {jobs} at a time", len(todo)) as progress, local(jobs) as crew:
         running = {crew.executor.submit(launch.run, _untold): launch for launch in todo}
+        errors: list[BaseException] = []
         for number, future in enumerate(as_completed(running)):
-            yield running[future], future.result()
+            if error := future.exception():
+                errors.append(error)
+            else:
+                yield running[future], future.result()
             progress(number + 1)
+    if errors:
+        raise errors[0]
 
 
 def _untold(done: int) -> None:
