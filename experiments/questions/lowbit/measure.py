@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roundscope.attention import Plan, Record, examine
+from roundscope.attention import Plan, Record, Site, examine
 
 Floats = NDArray[np.float64]
 ROUTES = ("route_1", "route_2", "route_3", "rounding")
 COLUMNS = ("rows", "drift", *ROUTES, "dq_gain", "dq_error", "dk_gain", "dk_error")
-EVENTS = ("SCALED", "EXP_B", "DP", "DS")
+EVENTS = (Site.SCALED, Site.EXP_B, Site.DP, Site.DS)
 
 
 def exact(q: Floats, k: Floats, v: Floats, do: Floats, is_causal: bool) -> tuple[Floats, ...]:
@@ -40,7 +40,8 @@ def exact(q: Floats, k: Floats, v: Floats, do: Floats, is_causal: bool) -> tuple
 
 def seen(shape: tuple[int, ...], is_causal: bool) -> NDArray[np.bool_]:
     """Return which scores exist, of the last two axes."""
-    return np.tri(*shape[-2:], dtype=bool) if is_causal else np.ones(shape[-2:], bool)
+    there = np.ones(shape[-2:], np.bool_)
+    return np.tril(there) if is_causal else there
 
 
 def measured(
@@ -60,8 +61,21 @@ def measured(
     dq_gain   <dq - exact, exact> / |exact|^2; below 0 the gradient is too short
     dq_error  |dq - exact| / |exact|; dk_gain and dk_error of dK
 
-    Numbers that are not finite stay so.
+    Numbers that are not finite stay so; where every dS was rounded to 0 some are.
     """
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return _measured(plan, q, k, v, do, x, call)
+
+
+def _measured(
+    plan: Plan,
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    do: Floats,
+    x: Floats | None,
+    call: dict[str, Any],
+) -> dict[str, float]:
     is_causal = bool(call.get("is_causal"))
     found = examine(q, k, v, do, plan=plan, record=Record(events=EVENTS), engine="numpy", **call)
     scaled, p, dp, ds = (np.asarray(found.trace.events[name][1], np.float64) for name in EVENTS)
@@ -76,7 +90,7 @@ def measured(
         "route_3": -delta * (p_f.sum(-1) - 1.0),
         "rounding": sums - (p * (dp - delta[..., None])).sum(-1),
     }
-    size = _rms(np.abs(ds).sum(-1))
+    size = np.float64(_rms(np.abs(ds).sum(-1)))  # 0 if every dS was rounded to 0
     dq, dk, pk = exact(q, k, v, do, is_causal)
     own_q, own_k = (np.asarray(a, np.float64) for a in (found.dq, found.dk))
     drift = np.nan
@@ -84,7 +98,7 @@ def measured(
         r = sums * q.shape[-1] ** -0.5
         rest = np.einsum("bnt,btd,btnh->bndh", r, x, pk)
         whole = np.einsum("btd,btnh->bndh", x, own_q)
-        drift = _size(rest) / _size(whole)
+        drift = float(np.float64(_size(rest)) / _size(whole))
     numbers = {"rows": _rms(sums) / size, "drift": drift}
     numbers |= {name: _rms(part) / size for name, part in parts.items()}
     for name, own, want in (("dq", own_q, dq), ("dk", own_k, dk)):

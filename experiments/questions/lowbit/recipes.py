@@ -50,7 +50,7 @@ E4M3_HEAD, E4M3_TILE = f"e4m3fn[{WHOLE}x{WHOLE}]", f"e4m3fn[{TILE}x{TILE}]"
 INT8_TILE = f"int8[{TILE}x{TILE}]"
 INT8 = f"Q={INT8_TILE} K={INT8_TILE} V={INT8_TILE} P=int8[64]"
 SAGE = f"inputs_again=true QB={INT8_TILE} KB={INT8_TILE} VB=bf16 do_apart=true DOV={INT8_TILE}"
-INT4 = "int4[16]*e4m3fn"
+INT4 = "int4[16]"  # with a binary32 scale: E4M3 alone has no numbers as small as scales of dS
 UFP4 = "UFP4 (arXiv 2606.20381), whose formats are of linear layers"
 QAT = "Attn-QAT (arXiv 2603.00040)"
 RECIPES = {

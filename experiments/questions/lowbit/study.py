@@ -39,6 +39,7 @@ from roundscope.experiments.questions.lowbit.recipes import (
 )
 from roundscope.experiments.questions.lowbit.trainings import Results, Runs
 from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, canvas
+from roundscope.tools.results.run import Run
 
 MARGIN = 0.02  # nats within which two losses count as equal, set before the runs
 TITLES = {BF16: "BF16", FP32: "FP32"} | {name: r.title for name, r in RECIPES.items()}
@@ -230,7 +231,7 @@ def answer(r: Results) -> str:
     )
 
 
-def look(run: t.Run[t.Condition], name: str) -> float:
+def look(run: Run[t.Condition], name: str) -> float:
     """Return a number of the last look of a run."""
     looks: Mapping[str, Mapping[str, float]] = run.extra["looks"]
     return float(looks[str(run.steps)][name])
