@@ -33,7 +33,7 @@ from roundscope.tools.report.pictures import COLOURS, INK, canvas
 from roundscope.tools.tensors.layers import read_layers, sample_path
 
 HEADS = (0, 4, 7, 11)
-TOKENS = 256
+TOKENS = 128  # one tile, since FP8 with a scale for a head has one for all of dS
 SHOWN = (NONE, CENTRED, MATCHED, HIGH, CENTRED_HIGH, BOTH, BOTH_OF_P)
 # FP8 with sums of Hopper's tensor cores, as they are or in two levels: O is flushed at every tile
 SUMS = "PV.sum=hopper:e4m3fn S.sum=hopper:e4m3fn"
