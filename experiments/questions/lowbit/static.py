@@ -35,9 +35,15 @@ from roundscope.tools.tensors.layers import read_layers, sample_path
 HEADS = (0, 4, 7, 11)
 TOKENS = 128  # one tile, since FP8 with a scale for a head has one for all of dS
 SHOWN = (NONE, CENTRED, MATCHED, HIGH, CENTRED_HIGH, BOTH, BOTH_OF_P)
-# FP8 with sums of Hopper's tensor cores, as they are or in two levels: O is flushed at every tile
-SUMS = "PV.sum=hopper:e4m3fn S.sum=hopper:e4m3fn"
-TWO_LEVEL = {"FP8 sums as they are": SUMS, "FP8 sums in two levels": f"{SUMS} flushed_tiles=1"}
+# FP8 with sums of Hopper's tensor cores, as they are or in two levels: O is flushed at every tile;
+# matched and with dS in BF16, so that the sums are what leaks
+FP8 = "Q=e4m3fn K=e4m3fn V=e4m3fn P=e4m3fn P_B=e4m3fn"
+SUMS = f"{FP8} PV.sum=hopper:e4m3fn S.sum=hopper:e4m3fn"
+TWO_LEVEL = {
+    "FP8 without scales, sums in FP32": FP8,
+    "... sums of Hopper's tensor cores": SUMS,
+    "... in two levels": f"{SUMS} flushed_tiles=1",
+}
 CAPTION = (
     "Parts of the row sums of dS by route, as rms over the rms of the rows' sums of |dS|: the error"
     " of what delta reads as O (1), P of the backward that is not the forward's (2), a row sum in"
@@ -118,7 +124,7 @@ def verdicts(found: Cells, quick: bool) -> Sequence[Verdict]:
             claim = "centered, dS in BF16: rows sum to zero within BF16's rounding of dS (2e-3)"
             told.append(verdict_on("static", claim, name, word, f"rows {interval(kept)}"))
     for title, text in {} if quick else TWO_LEVEL.items():
-        cells = cells_of(f"{words('fp8-block', NONE)} {text}", quick, block_q=64, block_k=64)
+        cells = cells_of(text, quick, block_q=64, block_k=32)
         leak = f"rows {interval(estimate(cells['rows']))}, route 1 "
         leak += interval(estimate(cells["route_1"]))
         told.append(verdict_on("static", "rows of dS sum to zero", title, False, leak))
