@@ -95,6 +95,8 @@ def _measured(
     own_q, own_k = (np.asarray(a, np.float64) for a in (found.dq, found.dk))
     drift = np.nan
     if x is not None:
+        if plan.smoothed_keys:  # dQ is of keys less their mean
+            pk = pk - np.asarray(k, np.float64).mean(1, keepdims=True)
         r = sums * q.shape[-1] ** -0.5
         rest = np.einsum("bnt,btd,btnh->bndh", r, x, pk)
         whole = np.einsum("btd,btnh->bndh", x, own_q)
