@@ -22,7 +22,7 @@ out by the loops (`attention.tiles`).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import NamedTuple
@@ -37,6 +37,7 @@ from roundscope.attention.plans.choices import (
 from roundscope.attention.plans.forward import KEPT_LANES
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import BLOCK_AXIS, Site
+from roundscope.attention.softmax import bias
 from roundscope.attention.softmax.exponents import (
     alpha_of_sum,
     base2_scale,
@@ -67,6 +68,8 @@ from roundscope.attention.softmax.sinks import sink_logit, with_sink
 from roundscope.attention.softmax.softcap import BACKWARD, capped, factor, uncapped
 from roundscope.attention.tiles.records import (
     AnyState,
+    AnySums,
+    BiasedSums,
     FlushedState,
     Kept,
     Last,
@@ -134,6 +137,7 @@ def forward_tile(
     kept: tuple[Kept | Last, ...] = ()
 
     s, c, _ = capped(at, *_scores(at, scale, q, k, of_keys))
+    c, s = bias.biased(at, c, s)
     m, x, dm = exponents(at, c, m_old, s)
     e = at(Site.EXP, exponential_of_tile(at, x))
 
@@ -356,6 +360,7 @@ def probabilities(at: Events, scale: float, q: Array, k: Array, lse: Array) -> A
     if at.plan.saved_p:
         return saved_probabilities(at, scale, q, k)
     s, c, tanh = capped(at, scale, at.product(Site.S_B, q, k.T), BACKWARD)
+    c, s = bias.biased(at, c, s, bias.BACKWARD)
     if at.plan.exponent_again is not BackwardExponent.STATE:
         x = exponents_again(at, c, s, finite(at.ops.xp, lse))
         return Again(at(Site.EXP_B, exponential_again(at, x)), tanh)
@@ -371,6 +376,7 @@ def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Again:
     """
     at = replace(at, recorder=None)
     s, c, tanh = capped(at, *_scores(at, scale, q, k, key_scales(at.ops, at.plan, k)))
+    c, s = bias.biased(at, c, s)
     sink = sink_logit(at, c, q.shape[0])
     m_old = at.ops.xp.full((q.shape[0],), -math.inf) if sink is None else sink
     _, x, dm = exponents(at, c, m_old, s)
@@ -388,9 +394,11 @@ def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Again:
 
 
 def backward_tile(
-    at: Events, scale: float, x: Operands, sums: Sums, do_of_v: Array | None = None
-) -> Sums:
+    at: Events, scale: float, x: Operands, sums: AnySums, do_of_v: Array | None = None
+) -> AnySums:
     """Return dQ, dK and dV after one tile: arXiv 2307.08691, Algorithm 2, lines 10 to 16.
+
+    In a call with a bias, the gradient of its tile is returned with them.
 
     `sums` are the sums so far, to which the tile adds. The scale is applied at the end, or
     where the plan's `gradient_scale` says. At a masked score P = 0, and DP and DPD are not rounded.
@@ -398,14 +406,15 @@ def backward_tile(
 
     do_of_v: dO as the operand of dV, (bq, Hv), where it is another one
     """
-    (q, k, v, do, lse, delta), (dq, dk, dv) = x, sums
+    (q, k, v, do, lse, delta), (dq, dk, dv, *_) = x, sums
     again = probabilities(at, scale, q, k, lse)
-    p, ds, of_queries = _score_gradients(at, scale, again, v, do, delta)
+    p, ds, of_queries, of_bias = _score_gradients(at, scale, again, v, do, delta)
     if at.plan.dp_from_delta:
         e = p if at.plan.ds_from_p else again.p
         of_queries = _begun_at_delta(at, scale, e, v, do, delta)
-    do = do if do_of_v is None else do_of_v
-    return Sums(query_gradients(at, of_queries, k, dq), *key_gradients(at, p, ds, q, do, dk, dv))
+    dq = query_gradients(at, of_queries, k, dq)
+    dk, dv = key_gradients(at, p, ds, q, do if do_of_v is None else do_of_v, dk, dv)
+    return Sums(dq, dk, dv) if of_bias is None else BiasedSums(dq, dk, dv, of_bias)
 
 
 def score_gradients(at: Events, scale: float, x: Operands) -> tuple[Array, Array]:
@@ -416,10 +425,11 @@ def score_gradients(at: Events, scale: float, x: Operands) -> tuple[Array, Array
 
 def _score_gradients(
     at: Events, scale: float, again: Again, v: Array, do: Array, delta: Array
-) -> tuple[Array, Array, Array]:
-    """Return P, as the operand of dV, and dS, as the operand of dK and as that of dQ.
+) -> tuple[Array, Array, Array, Array | None]:
+    """Return P, as the operand of dV, dS, as the operand of dK and as that of dQ, and DBIAS.
 
-    Both are the same dS, except in plans with `ds_apart`.
+    The two dS are one, except in plans with `ds_apart`. DBIAS, the gradient of the bias, is None in
+    calls without one. It is dS in its register, without the scale, which has a cast of its own.
     """
     p = at(Site.P_B, again.p * 2.0**at.plan.offset if at.plan.offset_again else again.p)
     dp = at.product(Site.DP, do, v.T)
@@ -427,53 +437,38 @@ def _score_gradients(
         ds = quotient_gradient(at, again.e, again.l, dp, delta)
     else:
         ds = _score_gradient(at, scale, p if at.plan.ds_from_p else again.p, dp, delta)
-    ds = register(at, Site.PD, ds)
+    of_bias = ds = register(at, Site.PD, ds)
     if at.plan.softcap:
         ds = uncapped(at, ds, again.tanh)
     if at.plan.ds_apart:
         ds = _in_register(at, scale, ds, Site.SDS)
-        return p, at(Site.DS, ds), at(Site.DSQ, at(Site.DSR, ds))
-    if not at.plan.maximum_gradient:
-        ds = _scaled_gradient(at, scale, ds, Site.SDS, Site.DS)
-        return p, ds, ds
-    of_sink = None
-    if again.sink is not None:
-        of_sink = replace(at, recorder=None)(
-            Site.DSINK, -at.ops.multiply(again.sink, delta)
-        )  # a trace records it once, for the whole head
-    ds = _scaled_gradient(
-        at, scale, ds, Site.SDS, Site.DS, lambda ds: less_maximum(at, ds, again.x, of_sink)
-    )
-    return p, ds, ds
+        return p, at(Site.DS, ds), at(Site.DSQ, at(Site.DSR, ds)), None
+    ds = at(Site.DS, _in_register(at, scale, ds, Site.SDS))
+    if at.plan.maximum_gradient:
+        of_sink = None
+        if again.sink is not None:
+            of_sink = replace(at, recorder=None)(
+                Site.DSINK, -at.ops.multiply(again.sink, delta)
+            )  # a trace records it once, for the whole head
+        of_bias = ds = less_maximum(at, ds, again.x, of_sink)
+    ds = _as_operand(at, scale, ds, Site.SDS)
+    return p, ds, ds, None if at.bias is None else at(Site.DBIAS, of_bias)
 
 
 def _begun_at_delta(at: Events, scale: float, e: Array, v: Array, do: Array, delta: Array) -> Array:
     """Return dS, the operand of dQ, from a sum dO V^T that begins at -delta; e: P, (bq, bk)."""
     start = at.ops.xp.broadcast_to(-delta[:, None], e.shape)
     dpd = at(Site.DPQ, *at.sum(Site.DP, do, v.T, init=start, event=Site.DPQ))
-    return _scaled_gradient(
-        at, scale, register(at, Site.PDQ, at.ops.multiply(e, dpd)), Site.SDSQ, Site.DSQ
-    )
+    ds = register(at, Site.PDQ, at.ops.multiply(e, dpd))
+    ds = at(Site.DSQ, _in_register(at, scale, ds, Site.SDSQ))
+    return _as_operand(at, scale, ds, Site.SDSQ)
 
 
-def _scaled_gradient(
-    at: Events,
-    scale: float,
-    ds: Array,
-    scaled: Site,
-    cast: Site,
-    then: Callable[[Array], Array] | None = None,
-) -> Array:
-    """Return dS after its cast, multiplied by the scale before or after it if the plan says so.
-
-    scaled, cast  the sites of the two events
-    then          what is done to dS after the cast, if anything
-    """
-    ds = at(cast, _in_register(at, scale, ds, scaled))
-    ds = ds if then is None else then(ds)
-    if at.plan.gradient_scale is ScaleOfGradient.OPERAND:
-        ds = at(scaled, at.ops.multiply(ds, scale))
-    return ds
+def _as_operand(at: Events, scale: float, ds: Array, scaled: Site) -> Array:
+    """Return dS after its cast, multiplied by the scale if the plan says so."""
+    if at.plan.gradient_scale is not ScaleOfGradient.OPERAND:
+        return ds
+    return at(scaled, at.ops.multiply(ds, scale))
 
 
 def _in_register(at: Events, scale: float, ds: Array, scaled: Site) -> Array:

@@ -35,6 +35,7 @@ from roundscope.attention.settings import (
     check_many,
     fused_heads,
     heads_given,
+    mask_and_bias,
     mask_to_heads,
     notes_of,
     output_type,
@@ -79,9 +80,12 @@ class Examined:
         dsinks: The gradient of sinks, (N,). It is the sum of the event DSINK over rows and the
             batch, added pairwise in binary64 and rounded once to the type of the result. None
             without sinks or without `do`.
+        dbias: The gradient of bias, of its shape: the event DBIAS, summed in the same way over the
+            axes along which the bias is broadcast. None without a bias or without `do`.
         notes: What is to be said of the call before its numbers: that it is causal or windowed with
             other numbers of queries and of keys, and that no `alignment` was given; that q, k and v
-            are FP16, and that the plan rounds them to BF16, or the other way round.
+            are FP16, and that the plan rounds them to BF16, or the other way round; that entries of
+            the bias are -inf.
     """
 
     out: Result
@@ -92,6 +96,7 @@ class Examined:
     delta: Result
     trace: Trace
     dsinks: Result = None
+    dbias: Result = None
     notes: tuple[str, ...] = ()
 
 
@@ -114,13 +119,14 @@ def attend(
     sinks: Array | None = None,
     alignment: Alignment | None = None,
     scales: Mapping[str, Array | float] | None = None,
+    bias: Array | None = None,
 ) -> Result:
     """Return softmax(scale Q K^T) V, tile by tile, with every rounding that the plan names.
 
     All engines return the same bits, unless the plan has a native accumulator, which adds in the
-    order that the device chooses. Under JAX the call is differentiable with respect to q, k, v and
-    sinks, and its derivative is the emulated backward. To see the rounding events as well, call
-    `examine`.
+    order that the device chooses. Under JAX the call is differentiable with respect to q, k, v,
+    sinks and bias, and its derivative is the emulated backward. To see the rounding events as well,
+    call `examine`.
 
     Args:
         q: Queries (B, T, N, H), with batch entries, queries, heads and features: a NumPy or JAX
@@ -187,6 +193,13 @@ def attend(
             plan's `offset`, and "scale_o" the output before its cast; the output is then that of
             the cast, and has no backward here either. All are rounded to binary32. They are data,
             except scale_s.
+        bias: Numbers B of floats that broadcast to (B, N, T, S), which are added to the scaled
+            scores, behind a softcap: softmax(scale Q K^T + B) V, as the position biases of T5 and
+            ALiBi are, and the float masks of `torch`. The events are BIAS, the cast of B, and
+            BIASED, the sum; the backward has BIASED_B and the gradient DBIAS. Where B is -inf the
+            query does not see the key, as by `mask`. Plans that multiply the scores by scale log2 e
+            in one step (log2_e=scale or maximum, such as "fa2" and "cudnn") refuse it, and the
+            message says what to take. "pallas" does not run it.
 
     Returns:
         The output (B, T, N, Hv), a JAX array for the engines "xla" and "pallas", else a NumPy
@@ -221,7 +234,8 @@ def attend(
     check_numbers(q=q, k=k, v=v)
     check_shapes(q, k, v)
     like = plan_given(plan) if heads is None else plan_of_heads(heads, q, k, v, engine)
-    like = served_given(like, window, softcap, sinks, q.shape[2])
+    like = served_given(like, window, softcap, sinks, q.shape[2], bias)
+    mask, bias = mask_and_bias(mask, bias, (*q.shape[:3:2], q.shape[1], k.shape[1]))
     if heads is not None and scales is not None:
         raise ValueError("scales: a plan for each head takes none; give one plan")
     like, q, k, v, factors = scaled(like, q, k, v, scales)
@@ -250,7 +264,7 @@ def attend(
         if heads is not None
         else output_type(setup.plan, setup.inject, q, k, v)
     )
-    inputs = Inputs(q, k, v, mask, sinks, *factors)
+    inputs = Inputs(q, k, v, mask, sinks, *factors, bias=bias)
     _check_factors(name, inputs)
     if name == "numpy" and not any(map(is_traced, inputs)):
         return _examine(setup, name, inputs, None).out.astype(dtype, copy=False)
@@ -285,6 +299,7 @@ def examine(
     sinks: Array | None = None,
     alignment: Alignment | None = None,
     scales: Mapping[str, Array | float] | None = None,
+    bias: Array | None = None,
 ) -> Examined:
     """Run attention, with its backward if `do` is given, and return the results and their trace.
 
@@ -327,7 +342,9 @@ def examine(
     check_numbers(q=q, k=k, v=v, do=do)
     check_shapes(q, k, v)
     plans, many = plans_given(plan), not isinstance(plan, (Plan, str))
-    plans = [served_given(p, window, softcap, sinks, q.shape[2]) for p in plans]
+    plans = [served_given(p, window, softcap, sinks, q.shape[2], bias) for p in plans]
+    given_bias = bias
+    mask, bias = mask_and_bias(mask, bias, (*q.shape[:3:2], q.shape[1], k.shape[1]))
     if many and scales is not None:
         raise ValueError("scales: several plans take none; give a single plan")
     plan, q, k, v, factors = scaled(plans[0], q, k, v, scales)
@@ -349,10 +366,10 @@ def examine(
         check_factors(p)
         check_held_values(setups[0][0].inject, p)
     setup, name = setups[0]
-    notes = notes_of(setup, alignment, (q, k, v))
+    notes = notes_of(setup, alignment, (q, k, v), given_bias)
     if do is None:
         check_forward_record(setup.record)
-    inputs = Inputs(q, k, v, mask, sinks, *factors)
+    inputs = Inputs(q, k, v, mask, sinks, *factors, bias=bias)
     _check_factors(name, inputs)
     inside = any(map(is_traced, (*inputs, do)))
     if name == "numpy" and inside:
@@ -388,7 +405,7 @@ def _examine(
     setup, plans = run.prepare(setups)
     if do is None:
         check_forward(setup.inject)
-    q, k, v, mask, sinks, *of_heads = given
+    q, k, v, mask, sinks, *of_heads, bias = given
     dtype = result_type(q, k, v)
     b, (n, g) = q.shape[0], (q.shape[2], k.shape[2])
     parts: list[Part] = []
@@ -406,8 +423,10 @@ def _examine(
     own_q, own_k, own_v = rounded(Site.Q, q), rounded(Site.K, k), rounded(Site.V, v)
     own_do = None if do is None else rounded(Site.DO, do)
     sink = None if sinks is None else run.enter_sinks(sinks, b)
-    factors = (None if x is None else run.enter_sinks(x, 1) for x in of_heads)
-    inputs = Inputs(own_q, own_k, own_v, mask_to_heads(setup, mask, b, n), sink, *factors)
+    of_scores, of_output = (None if x is None else run.enter_sinks(x, 1) for x in of_heads)
+    own_bias = None if bias is None else run.enter_bias(setup, bias, b)
+    heads_mask = mask_to_heads(setup, mask, b, n)
+    inputs = Inputs(own_q, own_k, own_v, heads_mask, sink, of_scores, of_output, own_bias)
     results, seen = run.forward(setup, inputs, plans)
     keep(n, seen["whole"], seen["tiles"])
     gradients: dict[str, Any] = dict.fromkeys(Gradients._fields)
@@ -428,8 +447,11 @@ def _examine(
             dsinks = run.leave_sinks(own_sinks, b, dtype)
             keep(n, of_sinks, backward=True)
         sizes = setup.queries, setup.keys, setup.keys, setup.queries
-        left = (run.leave(x, b, size, dtype) for x, size in zip(found, sizes, strict=True))
-        gradients = Gradients(*left)._asdict()
+        left = (run.leave(x, b, size, dtype) for x, size in zip(found[:4], sizes, strict=True))
+        dbias = found.dbias
+        if bias is not None:
+            dbias = run.leave_bias(setup, dbias, b, bias.shape, dtype)
+        gradients = dict(zip(Gradients._fields, (*left, dbias), strict=True))
     trace = trace_of(setup, parts, (k.shape[3], v.shape[3]))
     trace = with_existing(trace, setup, mask)
     out, lse = (run.leave(x, b, setup.queries, dtype) for x in (results.out, results.lse))

@@ -115,14 +115,18 @@ def plans_given(plan: Any) -> list[Plan]:
     return [plan_given(p) for p in plan] if many else [plan_given(plan)]
 
 
-def served_given(plan: Plan, window: Any, softcap: Any, sinks: Any, heads: int) -> Plan:
-    """Return the plan with the window, softcap and sinks of a call.
+def served_given(
+    plan: Plan, window: Any, softcap: Any, sinks: Any, heads: int, bias: Any = None
+) -> Plan:
+    """Return the plan with the window, softcap and sinks of a call, and whether it has a bias.
 
     A window or softcap that is given replaces that of the plan. The plan's `sinks` is none in a
     call without sinks; in a call with sinks, none becomes key or last.
 
-    Raise TypeError or ValueError if a window, a softcap or sinks (N,) are not valid.
+    Raise TypeError or ValueError if a window, a softcap or sinks (N,) are not valid, or if the plan
+    adds no bias.
     """
+    plan = replace(plan, biased=bias is not None)
     if window is not None:
         if not is_known_whole(window):
             raise TypeError(
@@ -298,8 +302,34 @@ def mask_given(mask: Any) -> Any:
             f"mask={shown(mask)}: must be an array of bool, with rows of one length"
         ) from None
     if mask.dtype != bool:
-        raise ValueError(f"mask: dtype {mask.dtype}, must be bool, True where a query sees a key")
+        raise ValueError(
+            f"mask: dtype {mask.dtype}, must be bool, True where a query sees a key; give numbers"
+            " that are added to the scores as bias"
+        )
     return mask
+
+
+def bias_given(bias: Any, shape: tuple[int, ...]) -> Any:
+    """Return the bias as an array of NumPy, or of JAX if it is traced.
+
+    Raise TypeError or ValueError unless it is an array of floats that broadcasts to shape, (batch,
+    heads, queries, keys).
+    """
+    if str(getattr(bias, "dtype", "")).endswith("bool"):
+        raise TypeError(
+            "bias: dtype bool, must be numbers that are added to the scores; give booleans, True"
+            " where a query sees a key, as mask"
+        )
+    check_floats("bias", bias)
+    own = tuple(bias.shape)
+    fits = len(own) <= 4 and all(
+        n in (1, size) for n, size in zip(own[::-1], shape[::-1], strict=False)
+    )
+    if not fits:
+        raise ValueError(
+            f"bias: shape {own}, must broadcast to (batch, heads, queries, keys) = {shape}"
+        )
+    return bias if is_traced(bias) else np.asarray(bias)
 
 
 def _is_of_torch(x: Any) -> bool:

@@ -32,14 +32,16 @@ class _Call:
 
     engine  what runs heads
     setup   the setup of the call, already checked
-    types   the data types of q, k and v, and of sinks, None in a call without them
+    types   the data types of q, k and v, and of sinks and of the bias, None in a call without them
     output  the data type of the output
+    biased  the shape of the bias, None in a call without one
     """
 
     engine: Differentiable
     setup: Setup
     types: tuple[Any, ...]
     output: Any
+    biased: tuple[int, ...] | None = None
 
 
 class _Kept(NamedTuple):
@@ -70,22 +72,24 @@ def attend_jax(
     plans        a plan for each head as data, or None for the plan of the setup
     output       the dtype of the output
     inputs       q, k, v (B, T, N, H), (B, S, G, H) and (B, S, G, Hv); the mask as for `attend`, or
-                 None; the sinks (N,) or None; and the factors of the scores and of the output,
-                 (B N,) or None
+                 None; the sinks (N,) or None; the factors of the scores and of the output, (B N,)
+                 or None; and the bias, which broadcasts to (B, N, T, S), or None
     delta_error  (B, T, N, Hv) or None: what the backward adds to the output that delta reads
     """
-    q, k, v, mask, sinks, *factors = inputs
-    dtype = result_type(q, k, v)
+    q, k, v, mask, *others = inputs
+    bias = inputs.bias
+    dtype = result_type(q, k, v, *(() if bias is None else (bias,)))
     with jax.enable_x64(dtype == jnp.float64 or bool(jax.config.read("jax_enable_x64"))):
         q, k, v = (_entering(jnp.asarray(x), dtype) for x in (q, k, v))
         error = None if delta_error is None else jnp.asarray(delta_error).astype(dtype)
-        sinks, *factors = (None if x is None else jnp.asarray(x) for x in (sinks, *factors))
+        sinks, *others = (None if x is None else jnp.asarray(x) for x in others)
     each = None if plans is None else engine.by_head(setup, plans, q.shape[0])
-    types = tuple(None if x is None else x.dtype for x in (q, k, v, sinks))
-    call = _Call(engine=engine, setup=setup, types=types, output=output)
+    types = tuple(None if x is None else x.dtype for x in (q, k, v, sinks, others[-1]))
+    shape = None if bias is None else tuple(bias.shape)
+    call = _Call(engine=engine, setup=setup, types=types, output=output, biased=shape)
     masked = mask_to_heads(setup, mask, q.shape[0], q.shape[2])
     try:
-        return _attend(call, each, Inputs(q, k, v, masked, sinks, *factors), error)
+        return _attend(call, each, Inputs(q, k, v, masked, sinks, *others), error)
     except TypeError as told:
         if "forward-mode" in str(told):  # JAX's own words name neither attend nor what to use
             raise TypeError(REFUSED) from None
@@ -110,11 +114,13 @@ def _forward(
     """Return the output, and what the backward needs."""
     engine, setup, batch = call.engine, call.setup, inputs.q.shape[0]
     blocks = setup.block_q, setup.block_k, setup.block_k
-    own = zip((Site.Q, Site.K, Site.V), inputs[:3], blocks, strict=True)
-    q, k, v = (_rounded(call, site, x, block, plans) for site, x, block in own)
+    each = zip((Site.Q, Site.K, Site.V), inputs[:3], blocks, strict=True)
+    q, k, v = (_rounded(call, site, x, block, plans) for site, x, block in each)
     sinks = None if inputs.sink is None else engine.enter_sinks(inputs.sink, batch)
-    factors = (None if x is None else engine.enter_sinks(x, 1) for x in inputs[5:])
-    rounded = Inputs(q, k, v, inputs.mask, sinks, *factors)
+    own = inputs.of_scores, inputs.of_output
+    of_scores, of_output = (None if x is None else engine.enter_sinks(x, 1) for x in own)
+    bias = None if inputs.bias is None else engine.enter_bias(setup, inputs.bias, batch)
+    rounded = Inputs(q, k, v, inputs.mask, sinks, of_scores, of_output, bias)
     results, _ = engine.forward(setup, rounded, plans)
     output: Any = engine.leave(results.out, batch, setup.queries, call.output)
     if setup.plan.inputs_again:
@@ -144,16 +150,16 @@ def _rounded(call: _Call, site: Site, x: AnyArray, block: int, plans: Plans) -> 
 def _backward(call: _Call, kept: _Kept, do: Array) -> tuple[None, Inputs, None]:
     """Return the gradient of each argument of `_attend` that is data, in its own type."""
     gradients, dsinks = _gradients(call, kept, do)
-    given = gradients.dq, gradients.dk, gradients.dv, dsinks
-    dq, dk, dv, dsink = (
+    given = *gradients[:3], dsinks, gradients.dbias
+    dq, dk, dv, dsink, dbias = (
         x if x is None or x.dtype == dtype else x.astype(dtype)
         for x, dtype in zip(given, call.types, strict=True)
     )
-    return None, Inputs(dq, dk, dv, None, dsink), None
+    return None, Inputs(dq, dk, dv, None, dsink, bias=dbias), None
 
 
 def _gradients(call: _Call, kept: _Kept, do: Array) -> tuple[Gradients, Array | None]:
-    """Return dQ, dK, dV and delta, and in calls with sinks their gradient, (N,).
+    """Return dQ, dK, dV, delta and dB, and in calls with sinks their gradient, (N,).
 
     A gradient has the type of its input if that is a 16-bit type that holds all its numbers;
     otherwise it has the type that do calls for.
@@ -178,8 +184,11 @@ def _gradients(call: _Call, kept: _Kept, do: Array) -> tuple[Gradients, Array | 
     own = [dtype] * len(sites)
     if plans is None:
         own = [_held_by(setup, *x, dtype) for x in zip(sites, call.types[:3], strict=True)]
-    left = zip(found, sizes, (*own, dtype), strict=True)
+    left = zip(found[:4], sizes, (*own, dtype), strict=True)
     gradients = Gradients(*(engine.leave(x, batch, size, kind) for x, size, kind in left))
+    if call.biased is not None:
+        dbias: Any = engine.leave_bias(setup, found.dbias, batch, call.biased, dtype)
+        gradients = gradients._replace(dbias=dbias)
     if inputs.sink is None:
         return gradients, None
     of_heads, _ = engine.sink_gradients(setup, inputs.sink, results.lse, found.delta, plans)
@@ -284,6 +293,6 @@ def pulled(
     dtype = result_type(q, k, v)
     call = _Call(engine=xla, setup=setup, types=(dtype, dtype, dtype, None), output=dtype)
     out, kept = _forward(call, xla.by_head(setup, plan, q.shape[0]), Inputs(q, k, v))
-    (dq, dk, dv, delta), _ = _gradients(call, kept, jnp.asarray(do).astype(dtype))
+    (dq, dk, dv, delta, _), _ = _gradients(call, kept, jnp.asarray(do).astype(dtype))
     lse = xla.leave(kept.given.results.lse, q.shape[0], setup.queries, dtype)
     return Pulled(out, lse, dq, dk, dv, delta)

@@ -28,6 +28,7 @@ from roundscope.attention.recording import Record
 from roundscope.attention.sites import (
     BACKWARD,
     KEY_SITES,
+    OF_BIAS,
     OF_CAP_APART,
     OF_CHAIN,
     OF_KERNELS,
@@ -77,6 +78,8 @@ def absent(plan: Plan, site: Site) -> tuple[str, str] | None:
         and plan.sinks not in OF_START
     ):
         return f"{plan.name} normalises before P V and never rescales", "P, PV or OUT"
+    if site in OF_BIAS and not plan.biased:
+        return f"{plan.name} has no bias; in words, biased=true comes before {site}", site.instead
     if site.instead and not _of_kernel(plan)[site]:
         return (
             f"{plan.name} has no step {site} ({site.formula}), which only some kernels have",
@@ -166,6 +169,7 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
         **dict.fromkeys(OF_SOFTCAP, bool(plan.softcap)),
         **dict.fromkeys(OF_CHAIN, bool(plan.softcap) and plan.capped_by is CappedBy.CHAIN),
         **dict.fromkeys(OF_CAP_APART, bool(plan.softcap) and plan.cap_apart),
+        **dict.fromkeys(OF_BIAS, plan.biased),
         **dict.fromkeys((Site.SINK, Site.PSINK, Site.DSINK), plan.sinks is not Sinks.NONE),
         **dict.fromkeys((Site.SX, Site.SE, Site.SL), plan.sinks is Sinks.LAST),
     }
@@ -189,6 +193,7 @@ def _without(plan: Plan) -> dict[Site, str]:
         instead |= dict.fromkeys((Site.S_B, Site.SCALED_B, Site.X_B, Site.EXP_B), "S, X or EXP")
         instead |= dict.fromkeys((Site.SS_B, Site.CAP_B, Site.TANH_B), "SS, CAP or TANH")
         instead[Site.CT_B] = "CT"
+        instead[Site.BIASED_B] = "BIASED"
     return instead
 
 

@@ -22,6 +22,7 @@ from roundscope.attention.plans.choices import ScaleOfGradient
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.recording import Record
 from roundscope.attention.sites import Site
+from roundscope.attention.softmax.bias import has_wide_scores
 from roundscope.emu.arrays import Array
 
 
@@ -43,6 +44,7 @@ def row_sums(
     softcap: float | None = None,
     sinks: Array | None = None,
     alignment: Alignment | None = None,
+    bias: Array | None = None,
 ) -> NDArray[np.float64]:
     """Return the sum of each row of dS = P (dP - delta), as the plan computes dS.
 
@@ -87,7 +89,7 @@ def row_sums(
     """
     check_numbers(q=q, k=k, v=v, do=do)
     check_shapes(q, k, v)
-    served = served_given(plan_given(plan), window, softcap, sinks, q.shape[2])
+    served = served_given(plan_given(plan), window, softcap, sinks, q.shape[2], bias)
     site = _operand(served)
     trace = examine(
         q,
@@ -107,16 +109,17 @@ def row_sums(
         softcap=softcap,
         sinks=sinks,
         alignment=alignment,
+        bias=bias,
     ).trace
     queries, keys = q.shape[1], k.shape[1]
     call: dict[str, Any] = {"is_causal": is_causal, "window": served.window}
     sees = visible_keys(queries, keys, alignment=alignment, **call)
     sees = sees if mask is None else sees & np.asarray(mask)
+    sees = sees if bias is None else sees & (np.asarray(bias) != -np.inf)
     ds = np.where(sees, trace.events[site][1], 0.0)
     sums = np.array([_sum(row) for row in ds.reshape(-1, ds.shape[-1])]).reshape(ds.shape[:3])
     if served.gradient_scale is not ScaleOfGradient.RESULT:
-        is_wide = served[Site.SCALED].format.precision > 24
-        sums = sums / scale_given(scale, q.shape[3], is_wide=is_wide)[0]
+        sums = sums / scale_given(scale, q.shape[3], is_wide=has_wide_scores(served))[0]
     return np.ascontiguousarray(sums.swapaxes(1, 2))
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from roundscope.attention.arguments import (
+    bias_given,
     block_given,
     causal_given,
     check_like_output,
@@ -26,7 +27,7 @@ from roundscope.attention.arguments import (
     scale_given,
     served_given,
 )
-from roundscope.attention.engines.layout import SIXTEEN_BITS
+from roundscope.attention.engines.layout import SIXTEEN_BITS, scores_to_heads
 from roundscope.attention.engines.protocol import Name
 from roundscope.attention.injection import Injection
 from roundscope.attention.inputs.alignment import Alignment, alignment_given, note_on, shift_of
@@ -42,6 +43,7 @@ from roundscope.attention.plans.named import note_on_types
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.recording import Record
 from roundscope.attention.sites import BLOCK_AXIS, Axes, Site
+from roundscope.attention.softmax.bias import has_wide_scores
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.arrays import Array, is_of_jax, is_traced
 from roundscope.emu.blocks.format import BlockFormat
@@ -83,9 +85,7 @@ def setup_of(
     if plan.normalise_first:
         block_k = max(block_k, k.shape[1])  # softmax before P V needs the whole row
     inject, record = injections_given(options.inject), record_given(options.record)
-    scale, whole_scale = scale_given(
-        options.scale, q.shape[3], is_wide=plan[Site.SCALED].format.precision > 24
-    )
+    scale, whole_scale = scale_given(options.scale, q.shape[3], is_wide=has_wide_scores(plan))
     alignment, is_causal = alignment_given(options.alignment), causal_given(options.is_causal)
     is_placed = is_causal or plan.window > 0
     setup = Setup(
@@ -267,12 +267,24 @@ def setup_of_heads(
     return replace(setup, scale=setup.whole_scale)
 
 
-def notes_of(setup: Setup, alignment: Alignment | None, qkv: tuple[Array, ...]) -> tuple[str, ...]:
+def notes_of(
+    setup: Setup, alignment: Alignment | None, qkv: tuple[Array, ...], bias: Any
+) -> tuple[str, ...]:
     """Return what is to be said of a call before its numbers (`Examined.notes`)."""
     call: dict[str, Any] = {"is_causal": setup.is_causal, "window": setup.plan.window}
     aligned = note_on(alignment, setup.queries, setup.keys, **call)
-    notes = aligned, note_on_types(setup.plan, (str(x.dtype) for x in qkv))
+    notes = aligned, note_on_types(setup.plan, (str(x.dtype) for x in qkv)), note_on_bias(bias)
     return tuple(note for note in notes if note is not None)
+
+
+def note_on_bias(bias: Any) -> str | None:
+    """Return what is to be said of a bias that hides keys; None if it hides none."""
+    if bias is None or is_traced(bias):
+        return None
+    count = int((np.asarray(bias) == -np.inf).sum())
+    if not count:
+        return None
+    return f"{count:,} of {np.size(bias):,} entries of the bias are -inf: they count as masked"
 
 
 def check_many(q: Any, plans: Sequence[Plan], inject: Sequence[Injection], engine: Name) -> None:
@@ -333,10 +345,24 @@ def mask_to_heads(setup: Setup, mask: Any, batch: int, heads: int) -> Any:
     xp = mask.__array_namespace__()
     shape = (batch, heads, setup.queries, setup.keys)
     try:
-        full = xp.broadcast_to(mask, shape).reshape(-1, *shape[2:])
+        return scores_to_heads(xp, mask, setup, batch)
     except ValueError:
         raise ValueError(
             f"mask: shape {mask.shape}, must broadcast to (batch, heads, queries, keys) = {shape}"
         ) from None
-    rows, keys = setup.query_tiles * setup.block_q, setup.key_tiles * setup.block_k
-    return xp.pad(full, ((0, 0), (0, rows - setup.queries), (0, keys - setup.keys)))
+
+
+def mask_and_bias(mask: Any, bias: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
+    """Return the mask and the bias of a call: where the bias is -inf it hides the key, and is 0.
+
+    Both are checked, and are NumPy arrays, or JAX arrays where they are traced; shape: (B, N, T, S)
+    """
+    if bias is None:
+        return mask, None
+    bias = bias_given(bias, shape)
+    xp = bias.__array_namespace__()
+    sees = bias != -xp.inf
+    if not is_traced(bias) and sees.all():
+        return mask, bias
+    bias = xp.where(sees, bias, xp.zeros((), bias.dtype))
+    return (sees if mask is None else mask_given(mask) & sees), bias

@@ -92,7 +92,9 @@ class Site(SiteBase):
     CT = "CT", "softcap TANH, a rounded score", Axes.TS, "forward", 104, "SCALED"
     SINK = "SINK", "the sink, in the units of m", Axes.T, "forward", 73, "M"
     SCALED = "SCALED", "scale S, or softcap TANH", Axes.TS, "forward", 5
-    LS = "LS", "log2 e SCALED", Axes.TS, "forward", 37, "SCALED"
+    BIAS = "BIAS", "the bias of the scores, B", Axes.TS, "forward", 108, "SCALED"
+    BIASED = "BIASED", "SCALED + BIAS", Axes.TS, "forward", 109, "SCALED"
+    LS = "LS", "log2 e SCALED, or log2 e BIASED", Axes.TS, "forward", 37, "SCALED"
     M = "M", "max(m, rowmax S)", Axes.T, "forward", 6
     CM = "CM", "c m, c = scale log2 e", Axes.T, "forward", 38, "M"
     MO = "MO", "m - offset, or CM - offset", Axes.T, "forward", 84, "M"
@@ -143,7 +145,8 @@ class Site(SiteBase):
     VB = "VB", "v as the backward reads it", Axes.SH, "backward", 119, "V"
     DOV = "DOV", "DO as the operand of dV", Axes.TH, "backward", 120, "DO"
     SCALED_B = "SCALED_B", "scale S_B, or softcap TANH_B", Axes.TS, "backward", 24
-    LS_B = "LS_B", "log2 e SCALED_B", Axes.TS, "backward", 42, "SCALED_B"
+    BIASED_B = "BIASED_B", "SCALED_B + BIAS", Axes.TS, "backward", 110, "SCALED_B"
+    LS_B = "LS_B", "log2 e SCALED_B, or log2 e BIASED_B", Axes.TS, "backward", 42, "SCALED_B"
     LSE2 = "LSE2", "log2 e LSE", Axes.T, "backward", 43, "LSE"
     X_B = "X_B", "SCALED_B - LSE", Axes.TS, "backward", 25
     EXP_B = "EXP_B", "exp(X_B)", Axes.TS, "backward", 26
@@ -166,6 +169,14 @@ class Site(SiteBase):
     DS = "DS", "EXP_B DPD, the operand of dQ and dK", Axes.TS, "backward", 31
     DMAX = "DMAX", "sum_s DS, which the gradient of m takes away", Axes.T, "backward", 93, "DS"
     DSM = "DSM", "DS, less DMAX at the first key that has m", Axes.TS, "backward", 94, "DS"
+    DBIAS = (
+        "DBIAS",
+        "dS before its cast, the gradient of BIAS",
+        Axes.TS,
+        "backward",
+        111,
+        "DS",
+    )
     DPQ = "DPQ", "sum_h dO v - delta, of dQ", Axes.TS, "backward", 58, "DP"
     PDQ = "PDQ", "EXP_B DPQ in a register", Axes.TS, "backward", 59, "DS"
     SDSQ = "SDSQ", "scale dS, of dQ", Axes.TS, "backward", 60, "DS"
@@ -227,11 +238,12 @@ SPECIAL_IF_MISSING = RESCALES | _named("EXP P EXP_B P_B PD DS")
 REGISTERS = _named("EI OI PDP PD PDQ SDQ SDK SDKH")
 
 # events of calls with a softcap (OF_SOFTCAP), of those with capped_by=chain (OF_CHAIN) and with
-# cap_apart=true (OF_CAP_APART), and of calls with sinks (OF_SINKS)
+# cap_apart=true (OF_CAP_APART), of calls with sinks (OF_SINKS) and with a bias (OF_BIAS)
 OF_SOFTCAP = _named("SS CAP TANH SS_B CAP_B TANH_B TT DTANH DSC DCAP")
 OF_CHAIN = _named("DCT DCQ")
 OF_CAP_APART = _named("CT CT_B")
 OF_SINKS = _named("SINK SX SE SL PSINK DSINK")
+OF_BIAS = _named("BIAS BIASED BIASED_B DBIAS")
 
 # events of plans with `normalized_last`
 OF_NORMALIZED_LAST = _named("IA IO")

@@ -58,6 +58,7 @@ class Events(Generic[P, T]):
     inject     the injections of the call, of all sites
     recorder   what collects the events, or None
     sink       the logit of the head's sink, a scalar, or None
+    bias       the tile of the bias of the scores, (rows, columns), or None
 
     An event is one operation on binary64 numbers and one rounding to the site's format. If binary64
     does not hold the exact result of the operation, the result is first rounded to the nearest
@@ -92,6 +93,7 @@ class Events(Generic[P, T]):
     inject: tuple[InjectionBase, ...]
     recorder: Recorder | None
     sink: Array | None = None
+    bias: Array | None = None
 
     def __call__(
         self, site: SiteBase, value: Array, exact: Array | None = None, kept: Array | None = None

@@ -6,8 +6,8 @@ equations and its published plans.
 """
 
 from roundscope.operations.catalogue import OPERATIONS
-from roundscope.operations.identified import Identified
-from roundscope.operations.identify import identify
+from roundscope.operations.identification.identified import Identified
+from roundscope.operations.identification.identify import identify
 from roundscope.operations.operation import Call, Operation
 from roundscope.operations.run import Run, run
 

@@ -8,10 +8,10 @@ from typing import Any, Literal
 from roundscope.attention.torch import *  # noqa: F403
 from roundscope.attention.torch import __all__ as _of_attention
 from roundscope.attention.torch import capture as _capture_attention
-from roundscope.operations.models.torch.budgeting import error_budget
-from roundscope.operations.models.torch.capturing import capture_operations
-from roundscope.operations.models.torch.comparing import compare
+from roundscope.operations.models.torch.budget.error_budget import error_budget
+from roundscope.operations.models.torch.comparing.compare import compare
 from roundscope.operations.models.torch.decoding import decoded
+from roundscope.operations.models.torch.recording.capture import capture_operations
 from roundscope.operations.models.torch.side import Side
 
 __all__ = [*_of_attention, "Side", "compare", "decoded", "error_budget"]
@@ -27,7 +27,8 @@ def capture(  # type: ignore[no-redef]  # attention's own has the star
         path: The safetensors file.
         what: "attention" for q, k, v and the output of its attention, as
             `roundscope.attention.torch.capture` says; "operations" for the inputs and results of
-            all its operations, as `operations.models.torch.capturing.capture_operations` says.
+            all its operations, as `capture_operations` in
+            `operations.models.torch.recording.capture` says.
         **options: The further arguments of these.
 
     Returns:

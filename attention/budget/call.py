@@ -55,11 +55,14 @@ class Call:
     ) -> "Call":
         """Return the call of some query heads and their key heads, of some batch entries."""
         options = dict(self.options)
-        mask, sinks = options.get("mask"), options.get("sinks")
-        if mask is not None and np.ndim(mask) == 4:
-            mask = np.asarray(mask)
-            mask = mask[batch] if mask.shape[0] > 1 else mask
-            options["mask"] = mask[:, heads] if mask.shape[1] > 1 else mask
+        sinks = options.get("sinks")
+        for name in ("mask", "bias"):
+            x = options.get(name)
+            if x is not None and np.ndim(x) > 2:
+                x = np.asarray(x)
+                x = x if x.ndim == 4 else x[None]
+                x = x[batch] if x.shape[0] > 1 else x
+                options[name] = x[:, heads] if x.shape[1] > 1 else x
         if sinks is not None:
             options["sinks"] = np.asarray(sinks)[heads]
         return replace(
@@ -83,9 +86,9 @@ def results_of(examined: Examined, names: Sequence[str] = RESULTS) -> Results:
 
 
 def exact_of(plan: Plan) -> Plan:
-    """Return binary64 attention of the same function: its window, softcap and sinks."""
-    exact = Plan.preset("exact")
-    return replace(exact, window=plan.window, softcap=plan.softcap, sinks=plan.sinks)
+    """Return binary64 attention of the same function: its window, softcap, sinks and bias."""
+    served = ("window", "softcap", "sinks", "biased")
+    return replace(Plan.preset("exact"), **{name: getattr(plan, name) for name in served})
 
 
 def draws(plan: Plan) -> bool:

@@ -83,7 +83,7 @@ def error_budget(
             `inject` is given or an event rounds stochastically.
         progress: A function that is called with the name of what runs next.
         options: Further arguments of `attend` other than engine: block_q, block_k, scale,
-            is_causal, mask, window, softcap, sinks and alignment.
+            is_causal, mask, window, softcap, sinks, bias and alignment.
 
     Returns:
         An `ErrorBudget`. Its text is a table.
@@ -119,10 +119,11 @@ def error_budget(
     if do is not None:
         check_like_output("do", do, (*q.shape[:3], v.shape[3]))
     served = options.pop("window", None), options.pop("softcap", None), options.get("sinks")
+    biased = options.get("bias")
     types = [str(x.dtype) for x in (q, k, v)]
     (given,) = plans_given(fitting("fa2", types) if plan is None else plan)
     cast = note_on_types(given, types)
-    plan = served_given(given, *served, q.shape[2])
+    plan = served_given(given, *served, q.shape[2], biased)
     injected = injections_given(inject)
     heads_of_q, heads_of_k = _chosen(q, k, heads, whole=bool(injected) or draws(plan))
     do = None if do is None else np.asarray(do)

@@ -18,18 +18,28 @@ from jax import Array
 
 from roundscope.attention.engines import numpy, xla
 from roundscope.attention.engines.custom_call import call
-from roundscope.attention.engines.xla import cast, enter_sinks, leave_sinks, loaded, stored
+from roundscope.attention.engines.xla import (
+    cast,
+    enter_bias,
+    enter_sinks,
+    leave_bias,
+    leave_sinks,
+    loaded,
+    stored,
+)
 from roundscope.attention.plans.choices import BackwardExponent
 from roundscope.attention.plans.traced import HeadPlans, is_stochastic, plan_in
 from roundscope.attention.sites import Site
+from roundscope.attention.softmax.bias import has_wide_scores
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.tiles.records import Gradients, Inputs, Residuals, Results
 from roundscope.emu.arrays import Array as AnyArray
 from roundscope.events.recorder import Seen
 
 Found = TypeVar("Found", bound=Any)
-__all__ = ["backward", "by_head", "cast", "enter", "enter_sinks", "forward", "leave", "leave_sinks"]
-__all__ += ["loaded", "round_inputs", "sink_gradients", "stored"]  # a `Differentiable`
+__all__ = ["backward", "by_head", "cast", "enter", "enter_bias", "enter_sinks", "forward", "leave"]
+__all__ += ["leave_bias", "leave_sinks", "loaded", "round_inputs", "sink_gradients", "stored"]
+# a `Differentiable`
 
 
 def check() -> None:
@@ -91,8 +101,7 @@ def _by_plan(
 def _with_plan(setup: Setup, table: bytes, shape: tuple[int, ...]) -> Setup:
     """Return the setup with the plan of a table, as `xla.own_setup` does."""
     plan = plan_in(setup.plan, np.frombuffer(table, np.uint32).reshape(shape))
-    is_wide = plan[Site.SCALED].format.precision > 24
-    scale = setup.scale if is_wide else float(np.float32(setup.scale))
+    scale = setup.scale if has_wide_scores(plan) else float(np.float32(setup.scale))
     return replace(setup, plan=plan, scale=scale)
 
 
@@ -145,15 +154,18 @@ def backward(
 ) -> tuple[Gradients, dict[str, Seen]]:
     """Return what `numpy.backward` returns, without what was recorded."""
     (q, k, v, *_), results = given
-    shapes = [q.shape, k.shape, v.shape, results.lse.shape]
+    bias = given.inputs.bias
+    shapes = [q.shape, k.shape, v.shape, results.lse.shape, *([] if bias is None else [bias.shape])]
     run = partial(_by_plan, _backward, setup)
     return Gradients(*_wide(run, shapes, table, *given.inputs, *results, do)), {}
 
 
-def _backward(setup: Setup, *x: np.ndarray) -> tuple[Gradients, Any]:
+def _backward(setup: Setup, *x: np.ndarray) -> tuple[tuple[np.ndarray, ...], Any]:
     *given, do = x
     end = len(Inputs._fields)
-    return numpy.backward(setup, Residuals(Inputs(*given[:end]), Results(*given[end:])), do)
+    residuals = Residuals(Inputs(*given[:end]), Results(*given[end:]))
+    found, seen = numpy.backward(setup, residuals, do)
+    return tuple(x for x in found if x is not None), seen
 
 
 def sink_gradients(

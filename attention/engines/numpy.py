@@ -13,7 +13,12 @@ from numpy.typing import NDArray
 
 from roundscope.attention.engines import fused
 from roundscope.attention.engines.fused import Heads, arrays, on_threads
-from roundscope.attention.engines.layout import from_heads, to_heads
+from roundscope.attention.engines.layout import (
+    from_heads,
+    scores_from_heads,
+    scores_to_heads,
+    to_heads,
+)
 from roundscope.attention.plans.choices import DeltaFrom
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles import backward as backward_of
@@ -137,7 +142,7 @@ def forward(
 def backward(
     setup: Setup, given: Residuals, do: Floats, each: Setups | None = None
 ) -> tuple[Gradients, dict[str, Seen]]:
-    """Return dQ, dK and dV and delta, and what was recorded of tiles, of heads and of key heads.
+    """Return dQ, dK, dV, delta and dB, and what was recorded of tiles, of heads and of key heads.
 
     dK and dV are the gradients of key heads. do is (heads, T, Hv), rounded.
     """
@@ -157,7 +162,8 @@ def backward(
             _ops(own, heads), own, number, _of(dk, g), _of(dv, g)
         )
 
-    over = _in_step if _runs_in_step(setup, heads, inputs.mask, inputs.sink, each) else _each
+    own = inputs.mask, inputs.sink, inputs.bias, each
+    over = _in_step if _runs_in_step(setup, heads, *own) else _each
     found, seen = over(one, heads)
     dk, dv = (x.reshape(-1, heads // keys, *x.shape[1:]) for x in (found.dk, found.dv))
     (dk, dv), seen_keys = over(rounded, keys)
@@ -189,6 +195,21 @@ def leave_sinks(x: Floats, batch: int, dtype: Any) -> Left:
     """
     with np.errstate(all="ignore"):
         return _left(backward_of.by_halves(np, x.reshape(batch, -1)), dtype)
+
+
+def enter_bias(setup: Setup, bias: AnyArray, batch: int) -> Floats:
+    """Return a bias that broadcasts to (B, N, T, S), converted exactly to binary64: (B N, T, S)."""
+    heads: Floats = scores_to_heads(np, np.asarray(bias).astype(np.float64), setup, batch)
+    return heads
+
+
+def leave_bias(setup: Setup, x: Floats, batch: int, shape: tuple[int, ...], dtype: Any) -> Left:
+    """Return gradients of a bias (B N, T, S), added up to the shape of the bias.
+
+    They are in float64, or rounded once to float32, as dtype says.
+    """
+    with np.errstate(all="ignore"):
+        return _left(scores_from_heads(np, x, setup, batch, shape), dtype)
 
 
 def _with_tiles(

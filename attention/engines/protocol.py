@@ -57,6 +57,14 @@ class Engine(Protocol):
     def leave_sinks(self, x: Array, batch: int, dtype: Any, /) -> AnyArray:
         """Return gradients of sinks (B N,), added up over the batch: (N,), of the type dtype."""
 
+    def enter_bias(self, setup: Setup, bias: AnyArray, batch: int, /) -> Array:
+        """Return a bias that broadcasts to (B, N, T, S), converted exactly: (B N, T, S)."""
+
+    def leave_bias(
+        self, setup: Setup, x: Array, batch: int, shape: tuple[int, ...], dtype: Any, /
+    ) -> AnyArray:
+        """Return gradients (B N, T, S), added up to the shape of the bias, of the type dtype."""
+
 
 class Examining(Engine, Protocol):
     """An engine that also takes plans of batch entries; `examine` needs no more."""

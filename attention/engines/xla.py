@@ -14,9 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from roundscope.attention.engines.layout import SIXTEEN_BITS, from_heads, to_heads
+from roundscope.attention.engines.layout import (
+    SIXTEEN_BITS,
+    from_heads,
+    scores_from_heads,
+    scores_to_heads,
+    to_heads,
+)
 from roundscope.attention.plans.traced import HeadPlans, TracedPlan, common_structure, table_of
 from roundscope.attention.sites import Site
+from roundscope.attention.softmax.bias import has_wide_scores
 from roundscope.attention.tiles import backward as backward_of
 from roundscope.attention.tiles import forward as forward_of
 from roundscope.attention.tiles import loops
@@ -84,7 +91,7 @@ def own_setup(setup: Setup, own: Array | None) -> Setup:
     if own is None:
         return setup
     plan: Any = TracedPlan(setup.plan, own)
-    is_wide = plan[Site.SCALED].format.precision > 24
+    is_wide = has_wide_scores(plan)
     scale: Any = jnp.where(is_wide, setup.scale, np.float64(np.float32(setup.scale)))
     return replace(setup, plan=plan, scale=scale)
 
@@ -182,7 +189,7 @@ def forward(
 def backward(
     setup: Setup, given: Residuals, do: Array, each: Each | None = None
 ) -> tuple[Gradients, dict[str, Seen]]:
-    """Return dQ, dK, dV and delta, and what was recorded of tiles, of heads and of key heads.
+    """Return dQ, dK, dV, delta and dB, and what was recorded of tiles, of heads and of key heads.
 
     dK and dV are the gradients of key heads. do is (heads, T, Hv), rounded.
     """
@@ -243,6 +250,26 @@ def leave_sinks(x: Array, batch: int, dtype: Any) -> Array:
         total = backward_of.by_halves(jnp, x.reshape(batch, -1))
         left: Array = _leave(total[:, None], 1, 1, jnp.dtype(dtype))
         return left.reshape(-1)
+
+
+def enter_bias(setup: Setup, bias: AnyArray, batch: int) -> Array:
+    """Return a bias that broadcasts to (B, N, T, S), converted exactly to binary64: (B N, T, S)."""
+    with jax.enable_x64(True):
+        own = jnp.asarray(bias)
+        wide: Array = _enter(own.reshape(1, -1, 1, 1), 1)
+        heads: Array = scores_to_heads(jnp, wide.reshape(own.shape), setup, batch)
+    return heads
+
+
+def leave_bias(setup: Setup, x: Array, batch: int, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Return gradients of a bias (B N, T, S), added up to the shape of the bias.
+
+    They are in float64, or rounded once to float32, as dtype says.
+    """
+    with jax.enable_x64(True):
+        total = scores_from_heads(jnp, x, setup, batch, shape)
+        left: Array = _leave(total.reshape(1, -1, 1), 1, total.size, jnp.dtype(dtype))
+        return left.reshape(shape)
 
 
 def enter(x: AnyArray, block: int) -> Array:

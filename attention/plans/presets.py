@@ -154,7 +154,7 @@ def baseline_bf16() -> Plan:
     Matrix products return BF16, P is normalized and cast before P V, and delta is the FP32 row sum
     of P dP inside the backward of the softmax.
     """
-    own = "S SCALED P PV OUT S_B SCALED_B P_B DP DS"
+    own = "S SCALED BIAS BIASED P PV OUT S_B SCALED_B BIASED_B P_B DP DS DBIAS"
     plan = rounding_to(fp32(), BF16, f"{ENDS} {own}", "baseline-bf16")
     return replace(plan, normalise_first=True, delta_from=DeltaFrom.P_DP)
 

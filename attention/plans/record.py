@@ -19,6 +19,7 @@ from roundscope.attention.plans.tiles import TileChoices
 from roundscope.attention.sites import (
     BLOCK_AXIS,
     FACTORS,
+    OF_BIAS,
     OF_CAP_APART,
     OF_KERNELS,
     OF_NORMALIZED_LAST,
@@ -204,6 +205,7 @@ LATER = {
     Site.DOV: "do_apart",
     **dict.fromkeys(OF_CAP_APART, "cap_apart"),
     **dict.fromkeys(OF_NORMALIZED_LAST, "normalized_last"),
+    **dict.fromkeys(OF_BIAS, "biased"),
 }
 """The events that only some keys have, each with the field of the plans that have it."""
 

@@ -1,8 +1,9 @@
-"""The choices of a plan for features that models ask for: windows, softcaps and sinks.
+"""The choices of a plan for features that models ask for: windows, softcaps, sinks and biases.
 
-`attend` can set the window and the softcap for one call, and is given the sinks. A value is refused
-where it is impossible, and where the rest of the plan does not support it: the kernels of the
-fields that a message names have no such feature, so there is nothing that the plan could imitate.
+`attend` can set the window and the softcap for one call, and is given the sinks and the bias. A
+value is refused where it is impossible, and where the rest of the plan does not support it: the
+kernels of the fields that a message names have no such feature, so there is nothing that the plan
+could imitate.
 """
 
 import math
@@ -14,6 +15,7 @@ import numpy as np
 from roundscope.attention.plans.choices import (
     CappedBy,
     DeltaFrom,
+    Log2E,
     ScaleOfGradient,
     ScoreGradient,
     Sinks,
@@ -100,9 +102,38 @@ def _sinks(p: "PlanRecord") -> str:
     return ""
 
 
+UNBIASED = {  # fields of plans in which nothing is there that a bias is added to, or none of its dS
+    "scaled_keys": "keys that contain scale log2 e in the backward",
+    "key_scales": "scales of the keys in the factor of the scores",
+    "dp_from_delta": "a second dS",
+    "ds_apart": "two casts of dS",
+}
+
+
+def _biased(p: "PlanRecord") -> str:
+    told = ""
+    if p.log2_e in (Log2E.SCALE, Log2E.MAXIMUM):
+        told = (
+            f"multiplies the scores by scale log2 e in one step (log2_e={p.log2_e}), so it has no"
+            " scaled score to add it to"
+        )
+    elif p.gradient_scale is ScaleOfGradient.PROBABILITY:
+        told = "has the scale in dS (gradient_scale=probability), which is then not its gradient"
+    else:
+        for name, why in UNBIASED.items():
+            if getattr(p, name):
+                told = f"has {name}=True, {why}, and its kernel adds none"
+    if told:
+        raise ValueError(
+            f"bias: {p.name} {told}; give a plan that adds one, such as fa2-bf16, eager, sdpa-math,"
+            " sdpa-efficient or flex, or, where it only hides keys, a mask of booleans"
+        )
+    return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedChoices(OperandChoices):
-    """Windows, softcaps and sinks."""
+    """Windows, softcaps, sinks and biases."""
 
     window: int = choice(
         0,
@@ -160,4 +191,15 @@ class ServedChoices(OperandChoices):
         refused=_sinks,
         kernels=(Sinks.NONE,),
         example="sinks=first",
+    )
+    biased: bool = choice(
+        False,
+        number=57,
+        doc="Whether a bias B is added to the scaled scores (events BIAS and BIASED). Calls set it:"
+        " True where `attend` is given a bias, else False. In words it stands before what changes"
+        " these events. It goes with log2_e none or scores. Default False.",
+        source="T5 (arXiv 1910.10683) and ALiBi (arXiv 2108.12409)",
+        refused=_biased,
+        kernels=(False,),
+        programs=(False,),
     )

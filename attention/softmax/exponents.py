@@ -13,6 +13,7 @@ from roundscope.attention.hook import Events
 from roundscope.attention.plans.choices import BackwardExponent, Exponential, Log2E, RescaledSum
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
+from roundscope.attention.softmax.bias import times_scale
 from roundscope.attention.softmax.maximum import finite, masked, new_maximum
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.functions import LOG2_E, exp2_64, exp64
@@ -98,7 +99,7 @@ def exponents_again(at: Events, scale: float, s: Array, lse: Array) -> Array:
         x = multiply_add(at, Site.X_B, masked(at, s), scale, lse[:, None])
         return masked(at, at(Site.LS_B, mul(x, LOG2_E32)))
     if plan.exponent_again is BackwardExponent.NATURAL:
-        scaled = masked(at, at(Site.SCALED_B, mul(s, scale)))
+        scaled = masked(at, times_scale(at, Site.SCALED_B, s, scale))
         fused = plan.fused_exponent and plan.log2_e is Log2E.NONE
         return (
             multiply_add(at, Site.X_B, masked(at, s), scale, lse[:, None])
@@ -125,7 +126,7 @@ def _scaled(
     site      the event of the product of the scores and the scale
     in_base2  the event of its product with log2 e, in plans with log2_e=scores
     """
-    scaled = at(site, at.ops.multiply(s, scale))
+    scaled = times_scale(at, site, s, scale)
     if at.plan.log2_e is not Log2E.SCORES:
         return scaled, scale, s
     return at(in_base2, at.ops.multiply(scaled, LOG2_E32)), LOG2_E32, scaled

@@ -32,7 +32,14 @@ from roundscope.attention.tiles.loops import (
     whole_head,
 )
 from roundscope.attention.tiles.orders import Pass, merged, passes
-from roundscope.attention.tiles.records import Gradients, Operands, Residuals, Sums
+from roundscope.attention.tiles.records import (
+    AnySums,
+    BiasedSums,
+    Gradients,
+    Operands,
+    Residuals,
+    Sums,
+)
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.roundings.modes import BINARY32
 from roundscope.events.hook import NOISE, random_bits
@@ -46,7 +53,10 @@ _SUMS = Sums(Site.DQ, Site.DK, Site.DV)
 
 
 class _Queries(NamedTuple):
-    """Tiles of queries, or one of them, and its part of the mask of a key tile."""
+    """Tiles of queries, or one of them, and its part of the mask and the bias of a key tile.
+
+    dbias: the gradient of that part of the bias
+    """
 
     q: Array
     do: Array
@@ -54,17 +64,21 @@ class _Queries(NamedTuple):
     delta: Array | None
     dq: Array | None
     mask: Array | None
+    bias: Array | None
+    dbias: Array | None = None
     do_of_v: Array | None = None
 
 
 class _Keys(NamedTuple):
-    """Tiles of keys, or one of them, and its part of the mask."""
+    """Tiles of keys, or one of them, and its part of the mask and of the bias."""
 
     k: Array
     v: Array
     dk: Array | None
     dv: Array | None
     mask: Array | None
+    bias: Array | None
+    dbias: Array | None = None
 
 
 def backward(
@@ -80,7 +94,7 @@ def backward(
     rounds later; and delta (T,). The sums begin at 0. A tile adds to them only in rows and keys
     that have a visible score in it, so a row without a visible key has dQ = 0.
     """
-    xp, (q, k, v, mask, sink, *_) = ops.xp, given.inputs
+    xp, (q, k, v, mask, sink, *_, bias) = ops.xp, given.inputs
     delta, seen_first = deltas(ops, setup, head, given, do)
     do_of_v, own = _cast_apart(ops, setup, head, mask, do)
     seen_first |= own
@@ -88,49 +102,62 @@ def backward(
         in_tiles(x, setup.block_q) for x in (q, do, given.results.of_rows, delta)
     )
     k_tiles, v_tiles = in_tiles(k, setup.block_k), in_tiles(v, setup.block_k)
-    masks = mask_tiles(setup, mask)
+    masks, biases = mask_tiles(setup, mask), mask_tiles(setup, bias)
 
-    def one_pass(part: Pass, sums: Sums) -> tuple[Sums, Seen]:
+    def one_pass(part: Pass, sums: AnySums) -> tuple[AnySums, Seen]:
         """Return dQ, dK and dV by tile after one pass, and what was recorded in it."""
 
         def key_tile(
             dq_tiles: Array, n: Index, y: _Keys
-        ) -> tuple[Array, tuple[Array, Array, Seen]]:
-            """Return dQ of all query tiles after the n-th key tile, y, and its dK and dV."""
+        ) -> tuple[Array, tuple[Array, Array, Array | None, Seen]]:
+            """Return dQ of all query tiles after the n-th key tile, y, and its dK, dV and dB."""
             j = setup.key_tiles - 1 - n if part.keys_down else n
 
             def query_tile(
                 carry: tuple[Array, Array], n: Index, x: _Queries
-            ) -> tuple[tuple[Array, Array], tuple[Array, Seen]]:
-                """Return dK and dV after the n-th query tile, x, and dQ of that tile."""
+            ) -> tuple[tuple[Array, Array], tuple[Array, Array | None, Seen]]:
+                """Return dK and dV after the n-th query tile, x, and dQ and dB of that tile."""
                 i = setup.query_tiles - 1 - n if part.queries_down else n
                 tile = tile_at(ops, setup, head, i, j, x.mask, None)
-                before = Sums(x.dq, *carry)
+                before = sums_of(x.dq, *carry, x.dbias)
 
-                def compute() -> tuple[Sums, Seen]:
+                def compute() -> tuple[AnySums, Seen]:
                     operands = Operands(x.q, y.k, y.v, x.do, x.lse, x.delta)
                     apart = () if x.do_of_v is None else ((x.do_of_v,),)
                     given = operands, before, *apart
-                    return computed(ops, setup, tile, _step, given, (_OPERANDS, _SUMS), sink)
+                    sites = _OPERANDS, _SUMS
+                    return computed(ops, setup, tile, _step, given, sites, sink, x.bias)
 
                 taken = None if part.takes is None else part.takes(*bounds(setup, i, j))
                 sums, seen = if_any(ops, setup, tile, masks, compute, before, taken)
-                return (sums.dk, sums.dv), (sums.dq, seen)
+                return (sums.dk, sums.dv), (sums.dq, of_bias(sums), seen)
 
-            rows = _Queries(q_tiles, do_tiles, lse_tiles, delta_tiles, dq_tiles, y.mask, do_of_v)
+            rows = _Queries(
+                q_tiles,
+                do_tiles,
+                lse_tiles,
+                delta_tiles,
+                dq_tiles,
+                y.mask,
+                y.bias,
+                y.dbias,
+                do_of_v,
+            )
             (dk, dv), later = ops.scan(
                 query_tile, (y.dk, y.dv), backwards(rows) if part.queries_down else rows
             )
-            dq_tiles, seen = backwards(later) if part.queries_down else later
-            return dq_tiles, (dk, dv, seen)
+            dq_tiles, dbias, seen = backwards(later) if part.queries_down else later
+            return dq_tiles, (dk, dv, dbias, seen)
 
-        turned = None if masks is None else masks.swapaxes(0, 1)
-        columns = _Keys(k_tiles, v_tiles, sums.dk, sums.dv, turned)
+        turned, own = (None if x is None else x.swapaxes(0, 1) for x in (masks, biases))
+        columns = _Keys(k_tiles, v_tiles, sums.dk, sums.dv, turned, own, of_bias(sums))
         dq, later = ops.scan(key_tile, sums.dq, backwards(columns) if part.keys_down else columns)
-        dk, dv, seen = backwards(later) if part.keys_down else later
-        return Sums(dq, dk, dv), seen
+        dk, dv, dbias, seen = backwards(later) if part.keys_down else later
+        return sums_of(dq, dk, dv, dbias), seen
 
-    sums = Sums(*map(xp.zeros_like, (q_tiles, k_tiles, v_tiles)))
+    dbias = None if biases is None else xp.zeros_like(biases.swapaxes(0, 1))
+    dq, dk, dv = map(xp.zeros_like, (q_tiles, k_tiles, v_tiles))
+    sums = sums_of(dq, dk, dv, dbias)
     seen: Seen | None = None
     for part in passes(setup.plan, setup.is_causal):
         sums, own = one_pass(part, sums)
@@ -141,18 +168,34 @@ def backward(
             else merged(xp, part.takes(*bounds(setup, i, j)), own, seen)
         )
     whole = whole_head(ops, setup, head, mask)
-    dq, dk, dv = (x.reshape(*like.shape) for x, like in zip(sums, (q, k, v), strict=True))
+    dq, dk, dv = (x.reshape(*like.shape) for x, like in zip(sums[:3], (q, k, v), strict=True))
     dq, seen_last = computed(ops, setup, whole, _last, ((dq,),), ((Site.DQ,),))
     if setup.plan.rounded_heads:
         given_sums = ((dk, dv),), ((Site.DK, Site.DV),)
         (dk, dv), own = computed(ops, setup, whole, _of_head, *given_sums)
         seen_last |= own
-    return Gradients(dq, dk, dv, delta), {"tiles": seen, "whole": seen_first | seen_last}
+    dbias = of_bias(sums)
+    if (
+        dbias is not None and bias is not None
+    ):  # (key tiles, query tiles, block_q, block_k) -> (T, S)
+        dbias = dbias.transpose(1, 2, 0, 3).reshape(bias.shape)
+    found = Gradients(dq, dk, dv, delta, dbias)
+    return found, {"tiles": seen, "whole": seen_first | seen_last}
+
+
+def sums_of(dq: Array, dk: Array, dv: Array, bias: Array | None) -> AnySums:
+    """Return sums of these parts; bias: None in a call without one."""
+    return Sums(dq, dk, dv) if bias is None else BiasedSums(dq, dk, dv, bias)
+
+
+def of_bias(sums: AnySums) -> Array | None:
+    """Return the gradient of the bias, None in a call without one."""
+    return sums.bias if isinstance(sums, BiasedSums) else None
 
 
 def _step(
-    at: Events, setup: Setup, operands: Operands, sums: Sums, apart: tuple[Array, ...] = ()
-) -> Sums:
+    at: Events, setup: Setup, operands: Operands, sums: AnySums, apart: tuple[Array, ...] = ()
+) -> AnySums:
     return algorithm.backward_tile(at, setup.of_scores, operands, sums, *apart)
 
 
@@ -221,11 +264,11 @@ def _delta_from_p_dp(
     The second is too, unless an Exact() injection at DELTA needs it in binary64. Nothing is
     recorded here, since `backward` has the same events and records them.
     """
-    q, k, v, mask, sink, *_ = given.inputs
+    q, k, v, mask, sink, *_, bias = given.inputs
     masks = mask_tiles(setup, mask)
     of_q, of_do, of_lse = (in_tiles(x, setup.block_q) for x in (q, do, given.results.of_rows))
-    rows = _Queries(of_q, of_do, of_lse, None, None, masks)
-    keys = _Keys(in_tiles(k, setup.block_k), in_tiles(v, setup.block_k), None, None, None)
+    rows = _Queries(of_q, of_do, of_lse, None, None, masks, mask_tiles(setup, bias))
+    keys = _Keys(in_tiles(k, setup.block_k), in_tiles(v, setup.block_k), None, None, None, None)
 
     def query_tile(carry: None, i: Index, x: _Queries) -> tuple[None, tuple[Array, ...]]:
         """Return the sums of query tile i over all key tiles."""
@@ -235,7 +278,7 @@ def _delta_from_p_dp(
             tile = tile_at(ops, setup, head, i, j, y.mask, None)
 
             def compute() -> tuple[tuple[Array, ...], None]:
-                at = events_at(ops, setup, tile, silent=True, sink=sink)
+                at = events_at(ops, setup, tile, silent=True, sink=sink, bias=y.bias)
                 return (
                     algorithm.delta_tile(at, setup.of_scores, x.q, y.k, y.v, x.do, x.lse, sums),
                     None,
@@ -245,7 +288,7 @@ def _delta_from_p_dp(
 
         count = 2 if setup.plan.delta_from is DeltaFrom.P_DP else 4
         zeros = (ops.xp.zeros_like(x.do[:, 0]),) * count
-        return None, ops.scan(key_tile, zeros, keys._replace(mask=x.mask))[0]
+        return None, ops.scan(key_tile, zeros, keys._replace(mask=x.mask, bias=x.bias))[0]
 
     sums: tuple[Array, ...] = ops.scan(query_tile, None, rows)[1]
     return sums

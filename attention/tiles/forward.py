@@ -44,19 +44,25 @@ _OPERANDS = ((Site.Q, Site.QS), (Site.K, Site.KS), Site.V)
 
 
 class _Queries(NamedTuple):
-    """Tiles of queries, or one of them: q, its part of the mask, and the sinks of its rows."""
+    """Tiles of queries, or one of them: q, its part of the mask and of the bias, and the sinks of
+    its rows.
+    """
 
     q: Array
     mask: Array | None
+    bias: Array | None
     sinks: Array | None
 
 
 class _Keys(NamedTuple):
-    """Tiles of keys, or one of them: k, v, its part of a query tile's mask, and the scales of k."""
+    """Tiles of keys, or one of them: k, v, its part of a query tile's mask and bias, and the scales
+    of k.
+    """
 
     k: Array
     v: Array
     mask: Array | None
+    bias: Array | None
     scales: Array | None
 
 
@@ -82,9 +88,10 @@ def forward(
         in_tiles(inputs.k, setup.block_k),
         in_tiles(inputs.v, setup.block_k),
         None,
+        None,
         None if scales is None else in_tiles(scales, setup.block_k),
     )
-    masks = mask_tiles(setup, mask)
+    masks, biases = mask_tiles(setup, mask), mask_tiles(setup, inputs.bias)
 
     descending = setup.plan.key_order is KeyOrder.DESCENDING
     masked_first = setup.plan.key_order is KeyOrder.MASKED_FIRST and setup.has_structure
@@ -116,13 +123,16 @@ def forward(
 
                 def compute() -> tuple[AnyState, Seen]:
                     given = state, (x.q, y.k, y.v, *(() if y.scales is None else (y.scales,)))
-                    return computed(ops, setup, tile, _step, given, (_STATE, _OPERANDS))
+                    sites = _STATE, _OPERANDS
+                    return computed(ops, setup, tile, _step, given, sites, bias=y.bias)
 
                 return if_any(ops, setup, tile, masks, compute, state)
 
             state = algorithm.start(xp, setup.plan, setup.block_q, features, x.sinks)
             taken = slice(first, last) if order is None else order
-            mine = mapped(lambda x: None if x is None else x[taken], keys._replace(mask=x.mask))
+            mine = mapped(
+                lambda x: None if x is None else x[taken], keys._replace(mask=x.mask, bias=x.bias)
+            )
             state, seen = ops.scan(key_tile, state, backwards(mine) if turned else mine)
             if order is not None:
                 seen = in_order(xp, order, seen)
@@ -136,7 +146,7 @@ def forward(
 
     queries = in_tiles(inputs.q, setup.block_q)
     own_sinks = in_tiles(sinks, setup.block_q) if is_first else None
-    _, (states, seen) = ops.scan(query_tile, None, _Queries(queries, masks, own_sinks))
+    _, (states, seen) = ops.scan(query_tile, None, _Queries(queries, masks, biases, own_sinks))
     # (query tiles, rows of a tile, ...) -> (rows, ...); an entry per query tile stays as it is
     whole = [mapped(lambda x: x.reshape(-1, *x.shape[2:]), state) for state in states]
     if not setup.plan.split_tiles:

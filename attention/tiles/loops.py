@@ -173,15 +173,22 @@ def with_scales(ops: Ops, setup: Setup, inputs: Inputs) -> Setup:
 
 
 def events_at(
-    ops: Ops, setup: Setup, tile: Tile, *, silent: bool = False, sink: Array | None = None
+    ops: Ops,
+    setup: Setup,
+    tile: Tile,
+    *,
+    silent: bool = False,
+    sink: Array | None = None,
+    bias: Array | None = None,
 ) -> Events:
     """Return the hook of a tile's events.
 
     silent  whether nothing is recorded, although the call has a record
     sink    the logit of the head's sink, a scalar, or None
+    bias    the tile of the head's bias, (block_q, block_k), or None
     """
     recorder = None if silent or setup.record is None else Recorder(ops, tile, setup.record)
-    return hook.Events(ops, setup.plan, tile, setup.inject, recorder, sink)
+    return hook.Events(ops, setup.plan, tile, setup.inject, recorder, sink, bias)
 
 
 def whole_events(
@@ -344,6 +351,7 @@ def computed(
     arrays: TileArrays,
     sites: Any = None,
     sink: Array | None = None,
+    bias: Array | None = None,
 ) -> tuple[Any, Seen]:
     """Return what a step computes in a tile, and what was recorded, by a program if there is one.
 
@@ -351,12 +359,13 @@ def computed(
     arrays  the arguments of the step after its hook and the setup
     sites   for each array, the event or the events whose results it has; () if none are known
     sink    the logit of the head's sink, a scalar, or None
+    bias    the tile of the head's bias, or None
     """
-    if ops.programs is not None and sink is None:
+    if ops.programs is not None and sink is None and bias is None:
         found: tuple[Any, Seen] | None = ops.programs(step, tile, arrays, sites)
         if found is not None:
             return found
-    at = events_at(ops, setup, tile, sink=sink)
+    at = events_at(ops, setup, tile, sink=sink, bias=bias)
     return step(at, setup, *arrays), at.seen()
 
 
@@ -382,7 +391,10 @@ def in_whole_tiles(xp: Any, setup: Setup, inputs: Inputs) -> Inputs:
         return xp.pad(cut, pad)
 
     return inputs._replace(
-        k=filled(inputs.k, 1), v=filled(inputs.v, 1), mask=filled(inputs.mask, 2)
+        k=filled(inputs.k, 1),
+        v=filled(inputs.v, 1),
+        mask=filled(inputs.mask, 2),
+        bias=filled(inputs.bias, 2),
     )
 
 
@@ -404,7 +416,7 @@ def in_tiles(x: Array, block: int) -> Array:
 
 
 def mask_tiles(setup: Setup, mask: Array | None) -> Array | None:
-    """Return a mask (T, S) as (query tiles, key tiles, block_q, block_k), or None if it is None."""
+    """Return a mask or a bias (T, S) as (query tiles, key tiles, block_q, block_k); None stays."""
     if mask is None:
         return None
     parts = mask.reshape(setup.query_tiles, setup.block_q, setup.key_tiles, setup.block_k)

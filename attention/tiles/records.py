@@ -19,6 +19,7 @@ class Inputs(NamedTuple):
     sink  the logit of the head's sink, a scalar, or None
     of_scores, of_output  the factors of the head's scores and of its output, scalars, or None
           (`attention.inputs.scales`)
+    bias  (T, S), padded with 0, or None
     """
 
     q: Array
@@ -28,6 +29,7 @@ class Inputs(NamedTuple):
     sink: Array | None = None
     of_scores: Array | None = None
     of_output: Array | None = None
+    bias: Array | None = None
 
 
 class Kept(NamedTuple):
@@ -133,13 +135,29 @@ class Sums(NamedTuple):
     dv: Array
 
 
+class BiasedSums(NamedTuple):
+    """The sums in a call with a bias; bias: the gradient of its tile, (bq, bk), or of tiles."""
+
+    dq: Array
+    dk: Array
+    dv: Array
+    bias: Array
+
+
+AnySums: TypeAlias = Sums | BiasedSums
+
+
 class Gradients(NamedTuple):
-    """What a backward returns: dQ (T, H), dK (S, H), dV (S, Hv) and delta (T,)."""
+    """What a backward returns: dQ (T, H), dK (S, H), dV (S, Hv) and delta (T,).
+
+    dbias: the gradient of the head's bias, (T, S), or None in calls without one
+    """
 
     dq: Array
     dk: Array
     dv: Array
     delta: Array
+    dbias: Array | None = None
 
 
 class Operands(NamedTuple):

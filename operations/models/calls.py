@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from roundscope.operations.catalogue import OPERATIONS
-from roundscope.operations.given import calls_given, score_of
-from roundscope.operations.identified import Identified
-from roundscope.operations.identify import DEPTH, identify
+from roundscope.operations.identification.given import calls_given, score_of
+from roundscope.operations.identification.identified import Identified
+from roundscope.operations.identification.identify import DEPTH, identify
 from roundscope.operations.models.tape import Entry, Tape
 from roundscope.operations.operation import Call, Operation, Shape, Value
 from roundscope.operations.run import plan_of

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.operations.models.align import Alignment, ending, title
-from roundscope.operations.models.ports import Name, Port, Slot
+from roundscope.operations.models.comparing.align import Alignment, ending, title
+from roundscope.operations.models.comparing.ports import Name, Port, Slot
 from roundscope.operations.models.tape import Tape
 
 Slots = Mapping[Slot, Any]

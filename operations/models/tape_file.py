@@ -17,7 +17,7 @@ import numpy as np
 
 from roundscope.attention.models.capture_file import save_tensors
 from roundscope.emu.plain_data import COUNT, misfit, parsed
-from roundscope.operations.models.align import ending
+from roundscope.operations.models.comparing.align import ending
 from roundscope.operations.models.tape import PARAMETER, Entry, Ref, Span, Tape, Value, refs, within
 
 FORMAT = "roundscope-operations-1"

@@ -14,8 +14,8 @@ import numpy as np
 
 from roundscope.emu.roundings.modes import rounding
 from roundscope.operations import OPERATIONS, Identified, identify, run
+from roundscope.operations.identification.plans_tried import Tried
 from roundscope.operations.operation import Shape
-from roundscope.operations.plans_tried import Tried
 from roundscope.operations.run import plan_of
 from tests.checks.gpu_operations import inputs, whole
 from tests.checks.gpu_operations import made as normal

@@ -24,7 +24,7 @@ from torch import nn
 
 from roundscope.jax import Side as JaxSide
 from roundscope.jax import compare as compare_jax
-from roundscope.operations.models.comparison import Comparison
+from roundscope.operations.models.comparing.comparison import Comparison
 from roundscope.torch import Side, compare
 from tests.operations.models import jax_small, small
 

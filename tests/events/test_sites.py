@@ -4,7 +4,8 @@ import pytest
 
 from roundscope.attention import Plan
 from roundscope.attention.sites import Site
-from roundscope.operations import OPERATIONS, rms_norm
+from roundscope.operations import OPERATIONS
+from roundscope.operations.definitions import rms_norm
 from roundscope.operations.run import plan_of, run
 
 

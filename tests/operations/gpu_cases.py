@@ -23,11 +23,11 @@ from roundscope.emu.instructions.error_function import erff, erff_of_libdevice
 from roundscope.emu.instructions.polynomials import tanhf
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.operations import OPERATIONS, run
-from roundscope.operations.layer_norm import torch_cuda as layer_norm
-from roundscope.operations.linear import Plan as Linear
-from roundscope.operations.rms_norm import liger_llama, triton_sum
+from roundscope.operations.definitions.layer_norm import torch_cuda as layer_norm
+from roundscope.operations.definitions.linear import Plan as Linear
+from roundscope.operations.definitions.rms_norm import liger_llama, triton_sum
+from roundscope.operations.definitions.softmax import torch_cuda as softmax
 from roundscope.operations.run import plan_of
-from roundscope.operations.softmax import torch_cuda as softmax
 from tests.checks.gpu_operations import TYPES, cases, inputs
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "operations"

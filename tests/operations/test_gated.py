@@ -8,7 +8,7 @@ import pytest
 
 from roundscope import emu
 from roundscope.operations import OPERATIONS, run
-from roundscope.operations.gated import Sigmoid
+from roundscope.operations.definitions.gated import Sigmoid
 from roundscope.operations.run import plan_of
 from tests.operations.by_torch import every_type, share, shares_of_gradients, torch_of
 from tests.operations.exactly import numbers, to, total

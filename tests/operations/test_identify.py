@@ -5,7 +5,7 @@ import pytest
 
 from roundscope.emu import round_to
 from roundscope.operations import OPERATIONS, identify, run
-from roundscope.operations.plans_tried import Tried
+from roundscope.operations.identification.plans_tried import Tried
 from roundscope.operations.run import TYPES, plan_of
 from tests.checks.gpu_operations import made
 from tests.checks.identify_operations import CI, PLANTED, QUICK, is_right, of_gpu, planted

@@ -8,8 +8,8 @@ import pytest
 
 from roundscope.emu.sums.accumulator import Order
 from roundscope.operations import OPERATIONS, run
+from roundscope.operations.definitions.layer_norm import Form, Statistics
 from roundscope.operations.functions import Root
-from roundscope.operations.layer_norm import Form, Statistics
 from roundscope.operations.run import plan_of
 from tests.operations.by_torch import every_type, numbers, torch_of
 from tests.operations.exactly import numbers as exact_numbers

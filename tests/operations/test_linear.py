@@ -9,7 +9,7 @@ import pytest
 from roundscope import emu
 from roundscope.emu.roundings.modes import BF16
 from roundscope.operations import OPERATIONS, run
-from roundscope.operations.linear import Site
+from roundscope.operations.definitions.linear import Site
 from roundscope.operations.run import plan_of
 from tests.operations.by_torch import every_type, share, shares_of_gradients, torch_of
 from tests.operations.exactly import numbers, to, total

@@ -10,8 +10,8 @@ import pytest
 
 from roundscope import emu
 from roundscope.operations import OPERATIONS, run
+from roundscope.operations.definitions.losses import Form
 from roundscope.operations.functions import Exponential
-from roundscope.operations.losses import Form
 from roundscope.operations.run import plan_of
 from tests.operations.by_torch import every_type, share, shares_of_gradients, torch_of
 from tests.operations.by_torch import numbers as in_numpy

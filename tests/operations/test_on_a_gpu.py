@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from roundscope.emu.sums.accumulator import Accumulator, Order
-from roundscope.operations.rms_norm import liger_llama, triton_sum
+from roundscope.operations.definitions.rms_norm import liger_llama, triton_sum
 from tests.checks.gpu_operations import inputs
 from tests.operations.gpu_cases import digest, golden, outputs_of, splits_of
 

@@ -7,7 +7,7 @@ import pytest
 
 from roundscope.emu.sums.accumulator import Order
 from roundscope.operations import run
-from roundscope.operations.softmax import Form, torch_cuda
+from roundscope.operations.definitions.softmax import Form, torch_cuda
 from tests.operations.by_torch import every_type, share, shares_of_gradients, torch_of
 from tests.operations.exactly import numbers, to, total
 from tests.operations.test_losses import precise

@@ -23,7 +23,7 @@ def run(options: BudgetOptions) -> None:
         ValueError: A word that names no run, or a run of which no budget can be measured.
     """
     from roundscope.operations.models.replay import ReplayError
-    from roundscope.operations.models.torch.budgeting import budget_of
+    from roundscope.operations.models.torch.budget.error_budget import budget_of
 
     if options.out is not None:
         checked_folder(options.out, RECORD)

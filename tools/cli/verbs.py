@@ -81,7 +81,8 @@ def plans(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Parts of names, formats such as e4m3fn, or operations; by default all.",
+            help="Parts of names, libraries such as tokamax, machines such as H100, formats such as"
+            " e4m3fn, or operations; by default all.",
             metavar="WORD",
         ),
     ] = None,

@@ -68,7 +68,7 @@ def _with_results(a: Tape, path: Path, word: str, tell: Tell) -> Any:
     Raises:
         ValueError: They are of other tokens, or of no module of the run.
     """
-    from roundscope.operations.models.torch.comparing import compare
+    from roundscope.operations.models.torch.comparing.compare import compare
 
     tell(f"reading {path}")
     try:
@@ -83,7 +83,7 @@ def _comparing(library: Library) -> Any:
         from roundscope.operations.models.jax import comparing as of_jax
 
         return of_jax
-    from roundscope.operations.models.torch import comparing as of_torch
+    from roundscope.operations.models.torch.comparing import compare as of_torch
 
     return of_torch
 

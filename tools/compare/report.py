@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from roundscope.operations.models.comparison import Comparison, Group, Row
-from roundscope.operations.models.differences import TOP
+from roundscope.operations.models.comparing.comparison import Comparison, Group, Row
+from roundscope.operations.models.comparing.differences import TOP
 from roundscope.tools.compare.options import CompareOptions
 from roundscope.tools.report import pictures
 from roundscope.tools.report.model import (

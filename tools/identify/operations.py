@@ -60,7 +60,7 @@ def run(options: IdentifyOptions) -> None:
                 found = named(_revived(load_tape(path)), tell)
             else:
                 name, inputs, outputs, settings = _call(path)
-                from roundscope.operations.identify import identify
+                from roundscope.operations.identification.identify import identify
 
                 said = identify(name, inputs, outputs, settings=settings, tell=tell)
                 found = [Named(name, "", ("",), said)]
@@ -92,7 +92,7 @@ def run(options: IdentifyOptions) -> None:
 def _revived(tape: Any) -> Any:
     """Return a tape with what a file leaves out, views and casts, if PyTorch is installed."""
     try:
-        from roundscope.operations.models.torch.reviving import revived
+        from roundscope.operations.models.torch.comparing.reviving import revived
     except ImportError:
         return tape
     return revived(tape)

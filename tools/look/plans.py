@@ -133,19 +133,25 @@ def about(name: str) -> str:
 
 
 def chosen(words: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the records that have one of these words in their operation, name or formats; or all.
+    """Return the records of which one of these words is a part of what `_found_by` says; or all.
 
     Raises UsageError for a word that no plan has.
     """
     every = rows()
-    texts = [" ".join((r["operation"], r["name"], r["rounds"], *r["kernels"])) for r in every]
+    texts = [_found_by(r) for r in every]
     for word in words:
         if not any(word.lower() in text for text in texts):
             known = " ".join(dict.fromkeys(r["operation"] for r in every))
-            repair = f"no plan has it in its name; give a part of one, or one of {known}"
+            repair = f"no plan has it in name, source or machine; give a part, or one of {known}"
             raise bad("WORD", word, repair)
     is_meant = [not words or any(w.lower() in text for w in words) for text in texts]
     return [r for r, meant in zip(every, is_meant, strict=True) if meant]
+
+
+def _found_by(r: dict[str, Any]) -> str:
+    """Return the operation, name, formats, kernels, machines and source of a plan, as one text."""
+    own = (r["operation"], r["name"], r["rounds"], *r["kernels"], *r["on"], r["source"])
+    return " ".join(own).lower()
 
 
 def show(words: Sequence[str] = (), as_json: bool = False) -> None:

@@ -249,7 +249,7 @@ def _sequence(whole: Layer, name: str, tokens: tuple[slice, slice]) -> Layer:
     queries, keys = tokens
     parts = {"q": queries, "k": keys, "v": keys} | ({} if whole.do is None else {"do": queries})
     arrays = {n: np.ascontiguousarray(getattr(whole, n)[:, own]) for n, own in parts.items()}
-    lost = sum(_not_finite(arrays, whole.sinks).values())
+    lost = sum(not_finite(arrays, whole.sinks).values())
     where = f"queries {queries.start} to {queries.stop - 1}, keys {keys.start} to {keys.stop - 1}"
     notes = (*whole.notes, f"a sequence of packed tensors: {where}")
     made: dict[str, Any] = {**arrays, "name": name, "nan_count": lost, "notes": notes}
@@ -453,7 +453,7 @@ def _layer(
     if packing is not None:
         _check_packing(file, prefix, arrays, packing)
     sinks = _sinks(file, prefix, arrays["q"].shape[2]) if overrides.has_sinks else None
-    counts = _not_finite(arrays, sinks)
+    counts = not_finite(arrays, sinks)
     if any(counts.values()) and not allow_nan:
         where = ", ".join(f"{n} in {r}" for r, n in counts.items() if n)
         raise NotFiniteError(f"layer {shown(name)}: NaN or infinity: {where}; {REPAIR}")
@@ -509,7 +509,7 @@ def _scales(
     return found or None
 
 
-def _not_finite(arrays: dict[str, np.ndarray], sinks: np.ndarray | None) -> dict[str, int]:
+def not_finite(arrays: dict[str, np.ndarray], sinks: np.ndarray | None) -> dict[str, int]:
     """Return how many numbers of each array, and of sinks, are NaN or infinite."""
     counts = {role: int(a.size - np.isfinite(a).sum()) for role, a in arrays.items()}
     if sinks is not None:  # a sink of -inf is none

@@ -26,6 +26,7 @@ from roundscope.tools.tensors.overrides import overrides_of
 from roundscope.tools.trace import data as trace_json
 from roundscope.tools.trace.data import RECORD, RECORDS, folder_for, records
 from roundscope.tools.trace.data import digest as request_digest
+from roundscope.tools.trace.heads import heads_given, of_heads
 from roundscope.tools.trace.options import TraceOptions
 from roundscope.tools.trace.request import check_places, request
 from roundscope.tools.trace.run import check_engine, memory_note, observe, slower
@@ -36,15 +37,17 @@ from roundscope.tools.trace.summary import Summary, summarise
 def run(options: TraceOptions) -> None:
     """Trace a file's layers, and write and print the results. Raises UsageError for bad usage."""
     path, overrides = path_given("FILE", options.file, options.sample), overrides_of(options.call)
+    heads = heads_given(options.heads)
 
     def layers() -> Iterator[Layer]:
-        return each_layer(
+        found = each_layer(
             path,
             options.layout,
             options.layer,
             allow_nan=options.allow_nan,
             overrides=overrides,
         )
+        return (of_heads(each, heads) for each in found)
 
     try:  # all of the file is read and checked before the first layer runs
         read = [without_numbers(each) for each in layers()]
@@ -68,7 +71,7 @@ def run(options: TraceOptions) -> None:
         check_engine(each, own)
     for note in filter(None, (slower(asked), memory_note(read, asked))):
         print(f"roundscope: {note}", file=sys.stderr)
-    digest = request_digest(asked, path, options.layer, options.layout, overrides)
+    digest = request_digest(asked, path, options.layer, options.layout, overrides, heads)
     checked_folder(options.out, RECORD)
     folder = options.out or folder_for(path, asked, digest)
     folder.mkdir(parents=True, exist_ok=True)

@@ -229,11 +229,13 @@ def digest(
     layer: str | None = None,
     layout: str | None = None,
     overrides: Overrides = AS_THE_FILE,
+    heads: tuple[int, ...] | None = None,
 ) -> str:
     """Return a digest of what decides a trace, but for the program and the contents of the file."""
     plan = replace(asked.plan, name=stored_name(asked.plan.name))  # as older traces have it
     whole = (str(path.resolve()), layer, layout, overrides, replace(asked, plan=plan))
-    return hashlib.sha256(repr(whole).encode()).hexdigest()[:16]
+    text = repr(whole if heads is None else (*whole, heads))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def folder_for(path: Path, asked: Request, request: str) -> Path:

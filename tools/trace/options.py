@@ -22,6 +22,14 @@ class TraceOptions:
     ] = None
     sample: Sample = False
     layer: Layers = None
+    heads: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HEADS",
+            help="Query heads to trace, as a call of their own, such as 3, 0:4 or 0,5; by default"
+            " all. What follows numbers them from 0.",
+        ),
+    ] = None
     plan: Annotated[
         str | None,
         typer.Option(

@@ -27,8 +27,10 @@ from roundscope.attention.engines.kernels.fit import check
 from roundscope.attention.engines.kernels.forward import forward as run_forward
 from roundscope.attention.engines.xla import (
     enter,
+    enter_bias,
     enter_sinks,
     leave,
+    leave_bias,
     leave_sinks,
     own_setup,
     per_head,
@@ -176,7 +178,8 @@ def _equal(given: Iterable[Any]) -> dict[Any, tuple[int, ...]]:
 
 AXES_OF_A_HEAD = 3  # the most that an event that is not repeated has: heads, rows, features
 
-__all__ = ["backward", "by_head", "cast", "enter", "enter_sinks", "forward", "leave", "leave_sinks"]
+__all__ = ["backward", "by_head", "cast", "enter", "enter_bias", "enter_sinks", "forward", "leave"]
+__all__ += ["leave_bias", "leave_sinks"]
 __all__ += ["loaded", "prepare", "round_inputs", "sink_gradients", "stored"]
 
 

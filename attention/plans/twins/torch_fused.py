@@ -21,6 +21,7 @@ from roundscope.attention.plans.hopper import (
     EIGHTS,
 )
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.presets import rounding_to
 from roundscope.attention.plans.twins.twin import TORCH, fused, twin
 from roundscope.attention.sites import Site
 from roundscope.emu.roundings.modes import (
@@ -46,8 +47,9 @@ def efficient() -> Plan:
 
     Above 128 features the kernel keeps O in memory, which the words of `Twin.wide` say.
     """
+    plan = rounding_to(fused(EIGHTS, lanes=2).at(Site.AL, BINARY32), BF16, "BIAS DBIAS")
     return replace(
-        fused(EIGHTS, lanes=2).at(Site.AL, BINARY32),
+        plan,
         log2_e=Log2E.SCORES,
         row_sum=RowSum.GROUPS,
         log=Logarithm.CUDA,

@@ -56,7 +56,7 @@ def eager() -> Plan:
     """
     plan = on_hopper(fp32().at(Site.INV, BINARY64))
     plan = rounding_to(plan, BF16, f"{ENDS} S SCALED P PV OUT P_B DP DS SDS DKH DVH")
-    plan = rounding_to(plan, BF16, "SS CAP TANH TT DTANH DSC DCT DCAP DCQ")
+    plan = rounding_to(plan, BF16, "SS CAP TANH TT DTANH DSC DCT DCAP DCQ BIAS BIASED DBIAS")
     return replace(
         plan.adding(Site.ROWSUM, WARP).adding(Site.DELTA, WARP),
         normalise_first=True,
@@ -169,7 +169,7 @@ def sdpa_math() -> Plan:
     head cuBLAS adds over keys in chunks of 64 instead, which is PV.sum=chunked64 and the same for
     DQ, DK and DV.
     """
-    plan = rounding_to(fp32(), BF16, f"{ENDS} OUT").at(Site.INV, BINARY64)
+    plan = rounding_to(fp32(), BF16, f"{ENDS} OUT BIAS").at(Site.INV, BINARY64)
     return replace(
         plan.adding(Site.ROWSUM, WARP).adding(Site.DELTA, WARP),
         normalise_first=True,

@@ -13,7 +13,15 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import PRESETS, fp32
 from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.plans.twins import TWINS, WHOLE, Twin
-from roundscope.attention.sites import OF_CAP_APART, OF_CHAIN, OF_SINKS, OF_SOFTCAP, PRODUCTS, Site
+from roundscope.attention.sites import (
+    OF_BIAS,
+    OF_CAP_APART,
+    OF_CHAIN,
+    OF_SINKS,
+    OF_SOFTCAP,
+    PRODUCTS,
+    Site,
+)
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
 from roundscope.emu.formats.format import NAMED, Format
 from roundscope.emu.roundings.modes import rounding
@@ -161,6 +169,8 @@ def _having(site: Site, plans: dict[str, Plan]) -> str:
             return f"calls with a softcap, `{word}`"
     if site in OF_SINKS:
         return "calls with sinks"
+    if site in OF_BIAS:
+        return "calls with a bias"
     names = [name for name, plan in plans.items() if absent(plan, site) is None]
     if len(names) == len(plans):
         return "all"

@@ -294,7 +294,8 @@ def _measured(
     read = results if wrong is None else engine.moved(setup, results, entry(wrong))
     if setup.plan.inputs_again:
         inputs = Inputs(*rounded(Site.QB, Site.KB, Site.VB))
-    (dq, _, _, delta), seen_back = engine.backward(setup, Residuals(inputs, read), do, each)
+    back, seen_back = engine.backward(setup, Residuals(inputs, read), do, each)
+    dq, delta = back.dq, back.delta
     off = (delta - exact_delta(setup.whole_scale, q, k, v, do))[:, :t]
     ones = seen["tiles"]["P.ones"].sum(2).reshape(-1, q.shape[1])[:, :t]
     scores = seen["tiles"]["SCALED.events"][1]  # (heads, query tiles, key tiles, rows, keys)

@@ -10,12 +10,12 @@ import jax
 import numpy as np
 from jax import lax
 
+from roundscope.operations.models.comparing.shares import Share, shares
 from roundscope.operations.models.jax.program import Constant, Program
 from roundscope.operations.models.jax.running import bound
 from roundscope.operations.models.jax.scopes import Operation
 from roundscope.operations.models.jax.side import Side, traced
 from roundscope.operations.models.replay import log_softmax, same, wide
-from roundscope.operations.models.shares import Share, shares
 from roundscope.operations.models.tape import PASSED
 
 

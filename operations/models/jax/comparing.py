@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from roundscope.emu.shown import shown
-from roundscope.operations.models.comparing import compare_tapes
-from roundscope.operations.models.comparison import Comparison
+from roundscope.operations.models.comparing.comparison import Comparison
+from roundscope.operations.models.comparing.tapes import compare_tapes
 from roundscope.operations.models.jax.capturing import revived
 from roundscope.operations.models.jax.recording import WHOLE, record, with_whole
 from roundscope.operations.models.jax.side import Side

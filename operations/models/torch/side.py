@@ -13,7 +13,7 @@ from roundscope.emu.shown import shown
 from roundscope.emu.testing.foreign import raised
 from roundscope.operations.models.tape import leaves
 from roundscope.operations.models.torch.arrays import dtype_named
-from roundscope.operations.models.torch.refusals import Refused
+from roundscope.operations.models.torch.recording.refusals import Refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,17 @@ Arms of a seed, all on the same batches and from the same weights:
     cured     leaking until its alarm, from there with `roundscope.torch.correct`
     sham      the same, with a correction whose row sums belong to other rows
 
-    python -m tests.checks.watching.in_torch --seeds 0-9 --out FOLDER
+    python -m tests.checks.watching.in_torch --seeds 10 --out FOLDER
+
+`--width 256 --context 256 --batch 8 --arms leaking healthy nearest` is another size without the
+cures; `--rotary` has rotary positions in place of learned ones.
 """
 
 import copy
 import json
 import time
 from argparse import ArgumentParser
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -40,28 +43,40 @@ ARMS = ("healthy", "nearest", "leaking", "cured", "sham")
 
 
 class Attention(nn.Module):
-    """Causal self-attention."""
+    """Causal self-attention, with rotary positions where there are some."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, is_rotary: bool = False) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.is_rotary = heads, is_rotary
         self.qkv, self.out = (nn.Linear(width, n, bias=False) for n in (3 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
         b, t, d = x.shape
         q, k, v = self.qkv(x).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        if self.is_rotary:
+            q, k = rotated(q), rotated(k)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         y = self.out(y.transpose(1, 2).reshape(b, t, d))
         return y
 
 
+def rotated(x: Tensor) -> Tensor:
+    """Turn feature pairs (i, i + H/2) of x (B, N, T, H) by t 10000^(-2 i / H), in binary32."""
+    t, half = x.shape[2], x.shape[3] // 2
+    rates = 10000.0 ** (-torch.arange(half, device=x.device) / half)
+    turn = torch.arange(t, device=x.device)[:, None] * rates
+    first, second = x.float().split(half, dim=-1)
+    turned = (first * turn.cos() - second * turn.sin(), second * turn.cos() + first * turn.sin())
+    return torch.cat(turned, dim=-1).to(x.dtype)
+
+
 class Block(nn.Module):
     """A layer: attention and an MLP, each behind a norm."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, is_rotary: bool = False) -> None:
         super().__init__()
         self.norm1, self.norm2 = (nn.LayerNorm(width, bias=False) for _ in range(2))
-        self.attention = Attention(width, heads)
+        self.attention = Attention(width, heads, is_rotary=is_rotary)
         self.up = nn.Linear(width, 4 * width, bias=False)
         self.down = nn.Linear(4 * width, width, bias=False)
 
@@ -71,14 +86,19 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """GPT-2 with tied embeddings and its initial weights; returns the loss in nats."""
+    """GPT-2 with tied embeddings and its initial weights; returns the loss in nats.
+
+    `position=False` of its configuration stands for rotary positions in place of learned ones.
+    """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         c = config
         self.tokens = nn.Embedding(c.vocab, c.width)
-        self.places = nn.Embedding(c.context, c.width)
-        self.blocks = nn.ModuleList(Block(c.width, c.heads) for _ in range(c.layers))
+        self.places = nn.Embedding(c.context, c.width) if c.position else None
+        self.blocks = nn.ModuleList(
+            Block(c.width, c.heads, is_rotary=not c.position) for _ in range(c.layers)
+        )
         self.norm = nn.LayerNorm(c.width, bias=False)
         for name, p in self.named_parameters():
             if p.ndim == 2:
@@ -87,7 +107,9 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         read, wanted = tokens[:, :-1], tokens[:, 1:]
-        x = self.tokens(read) + self.places.weight[: read.shape[1]]
+        x = self.tokens(read)
+        if self.places is not None:
+            x = x + self.places.weight[: read.shape[1]]
         for block in self.blocks:
             x = block(x)
         logits = F.linear(self.norm(x), self.tokens.weight)
@@ -185,11 +207,13 @@ def permuted(*arguments: Any) -> tuple[Tensor, ...]:
 correction_of = correction._with_row_sums
 
 
-def seed_of(config: Config, seed: int, bits: int, out: str, device: str) -> list[dict[str, Any]]:
-    """Train all arms of a seed, and return what came of them."""
+def seed_of(
+    config: Config, seed: int, arms: tuple[str, ...], bits: int, out: str, device: str
+) -> list[dict[str, Any]]:
+    """Train arms of a seed, and return what came of them."""
     torch.set_num_threads(1)
     batches, found, at_alarm = data.batches(config, seed), [], None
-    for arm in ARMS:
+    for arm in arms:
         if arm in ("cured", "sham") and at_alarm is None:
             continue
         start = time.perf_counter()
@@ -232,31 +256,45 @@ def seed_of(config: Config, seed: int, bits: int, out: str, device: str) -> list
 
 
 def main() -> None:
-    """Train all seeds, several at a time, and write runs.json."""
+    """Train all seeds, several at a time, and write runs.json after each."""
     ask = ArgumentParser(description=__doc__)
     ask.add_argument("--out", type=Path, required=True)
     ask.add_argument("--seeds", type=int, default=10)
     ask.add_argument("--bits", type=int, default=5)
     ask.add_argument("--steps", type=int, default=1000)
     ask.add_argument("--jobs", type=int, default=10)
+    ask.add_argument("--width", type=int, default=128)
+    ask.add_argument("--context", type=int, default=128)
+    ask.add_argument("--batch", type=int, default=16)
+    ask.add_argument("--rotary", action="store_true", help="in place of learned positions")
+    ask.add_argument("--arms", nargs="*", default=ARMS, help="only these")
     ask.add_argument("--tiny", action="store_true", help="a model for a CPU")
     asked = ask.parse_args()
     check_rounded()
-    sizes: dict[str, Any] = {"layers": 4, "heads": 4, "width": 128, "context": 128, "batch": 16}
+    sizes = {n: getattr(asked, n) for n in ("width", "context", "batch")} | {"layers": 4}
     if asked.tiny:
-        sizes = {"layers": 2, "heads": 2, "width": 32, "context": 32, "batch": 8}
-    config = Config(**sizes, warmup=min(100, asked.steps // 10), steps=asked.steps, lr=1e-2)
+        sizes = {"layers": 2, "width": 32, "context": 32, "batch": 8}
+    sizes |= {"heads": sizes["layers"]}
+    config = Config(**sizes, warmup=min(100, asked.steps // 10), steps=asked.steps, lr=1e-2,
+                    position=not asked.rotary)  # fmt: skip
     device = "cuda" if torch.cuda.is_available() else "cpu"
     asked.out.mkdir(parents=True, exist_ok=True)
+    about = {"torch": torch.__version__, "device": torch.cuda.get_device_name() if device == "cuda"
+             else "cpu", "bits": asked.bits, **sizes, "rotary": asked.rotary,
+             "steps": asked.steps, "lr": 1e-2}  # fmt: skip
+    cures = tuple(arm for arm in ("leaking", "cured", "sham") if arm in asked.arms)
+    tasks = [(arm,) for arm in ("healthy", "nearest") if arm in asked.arms]
+    tasks = [cures, *tasks] if cures else tasks
+    runs: list[dict[str, Any]] = []
     with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
         jobs = [
-            pool.submit(seed_of, config, seed, asked.bits, str(asked.out), device)
+            pool.submit(seed_of, config, seed, arms, asked.bits, str(asked.out), device)
+            for arms in tasks
             for seed in range(asked.seeds)
         ]
-        runs = [x for job in jobs for x in job.result()]
-    about = {"torch": torch.__version__, "device": torch.cuda.get_device_name() if device == "cuda"
-             else "cpu", "bits": asked.bits, **sizes, "steps": asked.steps, "lr": 1e-2}  # fmt: skip
-    (asked.out / "runs.json").write_text(json.dumps({"about": about, "runs": runs}))
+        for job in as_completed(jobs):
+            runs = sorted(runs + job.result(), key=lambda x: (ARMS.index(x["arm"]), x["seed"]))
+            (asked.out / "runs.json").write_text(json.dumps({"about": about, "runs": runs}))
     print(*lines(runs), sep="\n")
 
 

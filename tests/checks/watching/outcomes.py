@@ -1,6 +1,6 @@
-"""What came of the trainings of `in_torch` and `in_jax`: a line for each arm.
+"""What came of the trainings of `in_torch` and `in_jax`: a line for each arm, and other thresholds.
 
-    python -m tests.checks.watching.outcomes FOLDER/runs.json
+    python -m tests.checks.watching.outcomes FOLDER/runs.json ...
 
 A loss has moved with the first 25 steps whose mean is 0.1 nats above the lowest such mean before.
 Intervals are Clopper-Pearson's, 95 %.
@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from roundscope.attention.models.alarm import LOOKS
 from roundscope.experiments.framework.counts import share
 
 BLOCK, RISE = 25, 0.1
+THRESHOLDS = (0.05, 0.1, 0.2, 0.5)
 
 
 def means(losses: Sequence[float]) -> list[float]:
@@ -53,9 +55,33 @@ def lines(runs: Sequence[dict[str, Any]]) -> list[str]:
         line += f"; alarms {_of(len(warned), len(own))}"
         if leads:
             line += f", {leads[0]} to {leads[-1]} steps before the loss moved"
+        shares = [max(x for _, x in run["shares"]) for run in own if run["shares"]]
+        line += f"; largest share {min(shares):.3f} to {max(shares):.3f}" if shares else ""
         line += f"; final loss {statistics.median(final):.3f}" if final else ""
         found.append(line)
     return found
+
+
+def of_threshold(runs: Sequence[dict[str, Any]], threshold: float) -> str:
+    """Return how often an alarm at a threshold would have been right; runs without cures."""
+    begun = [_first(run, threshold) for run in runs]
+    lost = [(run, a) for run, a in zip(runs, begun, strict=True) if run["diverged"] is not None]
+    early = sum(a is not None and a < (moved(r["means"]) or r["diverged"]) for r, a in lost)
+    by_50 = sum(a is not None and a + 50 <= r["diverged"] for r, a in lost)
+    kept = [(run, a) for run, a in zip(runs, begun, strict=True) if run["diverged"] is None]
+    false = sum(a is not None for _, a in kept)
+    healthy = [a for run, a in kept if run["arm"] == "healthy"]
+    return (
+        f"threshold {threshold:g}: warned before the loss moved {_of(early, len(lost))}, 50 steps"
+        f" before the divergence {_of(by_50, len(lost))}; alarms of runs that did not diverge"
+        f" {_of(false, len(kept))}, healthy ones"
+        f" {_of(sum(a is not None for a in healthy), len(healthy))}"
+    )
+
+
+def _first(run: dict[str, Any], threshold: float) -> int | None:
+    """Return the step of the first look that raises an alarm."""
+    return next((step for step, share in run["shares"][LOOKS - 1 :] if share > threshold), None)
 
 
 def _of(k: int, n: int) -> str:
@@ -64,10 +90,14 @@ def _of(k: int, n: int) -> str:
 
 
 def main() -> None:
-    """Print the lines of a file."""
-    kept = json.loads(Path(sys.argv[1]).read_text())
-    print(", ".join(f"{name} {value}" for name, value in kept["about"].items()))
-    print(*lines(kept["runs"]), sep="\n")
+    """Print the lines of each file, and what thresholds do to the runs of all."""
+    runs = []
+    for path in sys.argv[1:]:
+        kept = json.loads(Path(path).read_text())
+        print(", ".join(f"{name} {value}" for name, value in kept["about"].items()))
+        print(*lines(kept["runs"]), sep="\n")
+        runs += [run for run in kept["runs"] if run["arm"] not in ("cured", "corrected", "sham")]
+    print(*(of_threshold(runs, threshold) for threshold in THRESHOLDS), sep="\n")
 
 
 if __name__ == "__main__":

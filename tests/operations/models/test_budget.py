@@ -12,10 +12,10 @@ from roundscope.torch import error_budget
 
 pytest.importorskip("transformers")
 
-from roundscope.operations.models.torch.measuring import own_gradients
-from roundscope.operations.models.torch.recording import record
+from roundscope.operations.models.torch.budget.measuring import own_gradients
+from roundscope.operations.models.torch.budget.stepping import SUMS, Step
+from roundscope.operations.models.torch.recording.record import record
 from roundscope.operations.models.torch.side import Side
-from roundscope.operations.models.torch.stepping import SUMS, Step
 from tests.operations.models import small
 
 BF16 = torch.bfloat16
@@ -335,7 +335,7 @@ def test_a_choice_that_rounding_turns():
 
 def test_products_of_groups_in_binary64():
     """Of experts, of which torch has no kernel in binary64."""
-    from roundscope.operations.models.torch.widened import Widened
+    from roundscope.operations.models.torch.comparing.widened import Widened
 
     torch.manual_seed(0)
     a, b = torch.randn(16, 8, dtype=BF16), torch.randn(3, 8, 16, dtype=BF16)

@@ -9,7 +9,7 @@ from torch import nn
 
 from roundscope.operations import run
 from roundscope.operations.models.tape_file import load_tape
-from roundscope.operations.models.torch.reviving import revived, words_of
+from roundscope.operations.models.torch.comparing.reviving import revived, words_of
 from roundscope.torch import capture, compare
 
 X = torch.randn(6, 64, generator=torch.Generator().manual_seed(3))

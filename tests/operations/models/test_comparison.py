@@ -8,9 +8,9 @@ import torch
 
 pytest.importorskip("transformers")
 
-from roundscope.operations.models.align import Incomparable
-from roundscope.operations.models.comparing import compare_tapes
-from roundscope.operations.models.torch.recording import record
+from roundscope.operations.models.comparing.align import Incomparable
+from roundscope.operations.models.comparing.tapes import compare_tapes
+from roundscope.operations.models.torch.recording.record import record
 from roundscope.operations.models.torch.side import Side
 from roundscope.torch import capture, compare
 from tests.attention.torch.models import pretrained

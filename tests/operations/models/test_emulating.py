@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from roundscope.operations.models.torch.emulating import calls_of
-from roundscope.operations.models.torch.plans import found_plan
-from roundscope.operations.models.torch.recording import record
+from roundscope.operations.models.torch.comparing.emulating import calls_of
+from roundscope.operations.models.torch.comparing.plans import found_plan
+from roundscope.operations.models.torch.recording.record import record
 from roundscope.operations.models.torch.side import Side
 from tests.operations.by_torch import torch_of
 

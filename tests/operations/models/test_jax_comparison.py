@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from roundscope.jax import Side, across, capture, compare
-from roundscope.operations.models.align import Incomparable
+from roundscope.operations.models.comparing.align import Incomparable
 from roundscope.operations.models.jax.recording import record, run_again
 from roundscope.operations.models.jax.written import read_steps
 from roundscope.operations.models.replay import same

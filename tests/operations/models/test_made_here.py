@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from roundscope.operations.models.comparing import compare_tapes
+from roundscope.operations.models.comparing.tapes import compare_tapes
 from roundscope.operations.models.tape import Entry, Ref, Tape, Value
 from roundscope.operations.models.torch.arrays import TensorArrays
 

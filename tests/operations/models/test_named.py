@@ -13,8 +13,8 @@ from roundscope.experiments.cli.main import main
 from roundscope.operations import run
 from roundscope.operations.models.calls import calls_of, named
 from roundscope.operations.models.tape_file import load_tape
-from roundscope.operations.models.torch import candidates
-from roundscope.operations.models.torch.recording import record
+from roundscope.operations.models.torch.comparing import candidates
+from roundscope.operations.models.torch.recording.record import record
 from roundscope.operations.models.torch.side import Side
 from roundscope.torch import capture, compare
 from tests.operations.by_torch import torch_of

@@ -8,9 +8,9 @@ from safetensors.torch import save_file
 pytest.importorskip("transformers")
 
 from roundscope.experiments.cli.main import main
-from roundscope.operations.models.align import Incomparable
-from roundscope.operations.models.named import targets
-from roundscope.operations.models.torch.recording import record
+from roundscope.operations.models.comparing.align import Incomparable
+from roundscope.operations.models.comparing.named import targets
+from roundscope.operations.models.torch.recording.record import record
 from roundscope.operations.models.torch.side import Side
 from roundscope.torch import capture, compare
 from tests.operations.models import small

@@ -7,8 +7,8 @@ pytest.importorskip("transformers")
 
 from roundscope.operations.models.replay import ReplayError, check_replays
 from roundscope.operations.models.tape import UNKNOWN
-from roundscope.operations.models.torch.capturing import capture_operations
-from roundscope.operations.models.torch.recording import record
+from roundscope.operations.models.torch.recording.capture import capture_operations
+from roundscope.operations.models.torch.recording.record import record
 from roundscope.operations.models.torch.side import Side
 from tests.attention.torch.models import gpt, pretrained
 from tests.operations.models.small import llama, tokens

@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from roundscope.operations.models.align import Incomparable
+from roundscope.operations.models.comparing.align import Incomparable
 from roundscope.operations.models.torch.side import Side
 from roundscope.torch import capture, compare, decoded
 from tests.operations.models import small

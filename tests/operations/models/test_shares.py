@@ -5,7 +5,7 @@ from itertools import permutations
 
 import pytest
 
-from roundscope.operations.models.shares import shares
+from roundscope.operations.models.comparing.shares import shares
 
 
 def by_all_orders(players, game):

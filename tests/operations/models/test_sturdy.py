@@ -8,8 +8,8 @@ from torch import nn
 pytest.importorskip("transformers")
 
 from roundscope.operations.models.tape_file import load_tape
+from roundscope.operations.models.torch.comparing.reviving import revived, words_of
 from roundscope.operations.models.torch.memory import shared_places
-from roundscope.operations.models.torch.reviving import revived, words_of
 from roundscope.torch import Side, capture, compare
 from tests.attention.torch.models import gpt
 from tests.operations.models import small

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 pytest.importorskip("transformers")
 
 from roundscope.operations.models.tape_file import FORMAT, load_tape
-from roundscope.operations.models.torch.reviving import revived, words_of
+from roundscope.operations.models.torch.comparing.reviving import revived, words_of
 from roundscope.torch import capture, compare
 from tests.operations.models import small
 
@@ -108,7 +108,7 @@ def test_damaged_files_are_refused(files, tmp_path, change, text):
 
 
 def test_a_file_names_no_function_but_those_that_are_known(files, tmp_path):
-    from roundscope.operations.models.torch.reviving import _function
+    from roundscope.operations.models.torch.comparing.reviving import _function
 
     assert _function("torch.nn.functional.silu") is torch.nn.functional.silu
     for name in ("torch.load", "os.system", "torch.hub.load", "torch.ops.load_library", "silu"):

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 pytest.importorskip("transformers")
 
 from roundscope.experiments.cli.main import main
-from roundscope.operations.models.comparison import Flip
+from roundscope.operations.models.comparing.comparison import Flip
 from roundscope.tools.compare.options import CompareOptions
 from roundscope.tools.compare.report import report
 from roundscope.tools.report.html import page

@@ -62,6 +62,11 @@ def test_words_choose_plans(roundscope):
     names = {r["name"] for r in plans.chosen(["fp8"])}
     assert {"fa3-fp8", "cudnn-fp8", "mxfp8-attention", "fa3-e4m3"} <= names and "fa2" not in names
     assert {r["operation"] for r in plans.chosen(["rope_table"])} == {"rope_table"}
+    assert {r["name"] for r in plans.chosen(["Tokamax"])} == {
+        "tokamax-mosaic",
+        "tokamax-mosaic-stale",
+    }
+    assert {"fa3", "cudnn-fp8"} <= {r["name"] for r in plans.chosen(["h100"])}
     code, _, err = roundscope("plans", "nonsense")
     assert code == 2 and "nonsense" in err and "rms_norm" in err and err.count("\n") == 1
 

@@ -14,7 +14,7 @@ from roundscope.experiments.cli import main as cli
 from roundscope.tools.errors import UsageError
 from roundscope.tools.sweep.conditions.cell import Result
 from roundscope.tools.sweep.measuring.metrics import METRICS, NOT_FINITE, SITE_METRICS
-from roundscope.tools.sweep.report import captions, effects
+from roundscope.tools.sweep.report import captions, effects, pictures
 from roundscope.tools.sweep.report.effects import LOG, between
 from roundscope.tools.sweep.report.report import write
 from roundscope.tools.sweep.report.slices import slice_of
@@ -276,6 +276,16 @@ def test_no_more_than_eight_lines_the_largest_first(path):
     cut = slice_of(frame, frame.axis("T"))
     assert [cut.lines.word(c) for c in cut.shown["input"]] == inputs[:8]
     assert "3 of 11 values of input are not shown" in page(path)
+
+
+def test_a_map_of_events_says_which_values_it_leaves_out(path):
+    """Eight of thirteen conditions in a picture that seems to have all."""
+    doses = [f"O:ulps={k}" for k in range(1, 14)]
+    frame = frame_of(
+        save(path, *[({"injection": x}, numbers(2.0**k)) for k, x in enumerate(doses)])
+    )
+    [(_, _, caption)] = pictures._sites(frame, effects.shares(frame))
+    assert "5 of 13 values of injection are not shown" in caption
 
 
 def test_power_of_t_is_said(path):

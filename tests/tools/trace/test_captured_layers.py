@@ -10,6 +10,7 @@ from roundscope.attention import examine
 from roundscope.attention.models.capture_file import Captured, write_captures
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace.focus import existing
+from roundscope.tools.trace.heads import of_heads
 from roundscope.tools.trace.run import observe
 from roundscope.tools.trace.served import settled, visible
 from roundscope.tools.trace.summary import summarise
@@ -150,3 +151,24 @@ def test_a_request_for_causality_has_a_folder_of_its_own(run, tmp_path, monkeypa
     for flags in ((), ("--full",), ("--causal",)):
         assert run("a.safetensors", *flags)[0] == 0
     assert len(list(tmp_path.glob("trace-a-*"))) == 3
+
+
+def test_chosen_heads_have_the_numbers_that_they_have_among_all(run, small, tmp_path):
+    """Keys, a mask, sinks or a scale of another head; a group whose dK is a part of the sum."""
+    x = layer(mask=random_mask(heads=N), sinks=np.float32([0.5, 1, 2, 3]))
+    x = replace(x, scales={"descale_k": np.float32([[1, 2], [3, 4]]), "scale_s": np.float32(2)})
+    own, whole = of_heads(x, (2, 3)), observe(x, asked())
+    alone = observe(own, asked())
+    for name, heads in (("out", [2, 3]), ("dq", [2, 3]), ("dk", [1]), ("dv", [1])):
+        assert np.array_equal(alone.results[name], whole.results[name][:, :, heads]), name
+    assert own.scales["descale_k"].tolist() == [[2], [4]] and own.scales["scale_s"] == 2
+    assert "heads 2, 3 of 4; below they are numbered from 0" in own.notes
+    assert of_heads(x, None) is x
+    for text, repair in {
+        "2": "--heads '2': 2 query heads share a key head; give 2,3",
+        "4,5": "--heads 5: layer a has 4, numbered from 0",
+        "x": "--heads 'x': no whole number from 0",
+    }.items():
+        code, _, error = run(small(), "--heads", text, "--out", tmp_path / "out")
+        assert (code, repair in error) == (2, True), error
+    assert not (tmp_path / "out").exists()

@@ -13,7 +13,7 @@ from roundscope.tools.sweep.report.lost import sentence as lost_sentence
 from roundscope.tools.sweep.report.slices import Slice
 from roundscope.tools.sweep.report.words import fold as times
 from roundscope.tools.sweep.report.words import in_ends, many, number, percent
-from roundscope.tools.sweep.storage.frames import Frame
+from roundscope.tools.sweep.storage.frames import Axis, Frame
 from roundscope.tools.trace.analysis.bias import threshold
 
 
@@ -234,15 +234,19 @@ def _shown(frame: Frame, cut: Slice, metric: str) -> str:
     return " ".join(parts)
 
 
+def _of_axis(axis: Axis, more: int) -> str:
+    which = "chosen evenly" if axis.numeric else "those with the largest deviation"
+    return (
+        f"{more} of {len(axis.values)} values of {axis.label} are not shown (those shown are"
+        f" {which}, among those with cells here)."
+    )
+
+
 def _left(frame: Frame, cut: Slice) -> list[str]:
     found = []
     for axis in (cut.across, cut.lines, cut.rows):
         if axis is not None and (more := len(axis.values) - len(cut.shown[axis.name])):
-            which = "chosen evenly" if axis.numeric else "those with the largest deviation"
-            found.append(
-                f"{more} of {len(axis.values)} values of {axis.label} are not shown (those shown"
-                f" are {which}, among those with cells here)."
-            )
+            found.append(_of_axis(axis, more))
     return found
 
 
@@ -357,6 +361,8 @@ def sites(
             f" In {n} cells with NaN or infinite results these are the errors of the events whose"
             " numbers are finite."
         )
+    if cut is not None and words and (more := len(cut.across.values) - len(words)):
+        none += f" {_of_axis(cut.across, more)}"
     means, spread = bias[..., 0], "One seed."
     if not one_seed(frame, cells):
         interval = "95 % t interval over seeds"

@@ -1,0 +1,1 @@
+"""The operations themselves: of each its sites, plan, equations and published plans."""

@@ -1,0 +1,1 @@
+"""Which plan of an operation gives the numbers that a call returned."""

@@ -1,0 +1,1 @@
+"""The error of one step of a PyTorch model, operation by operation."""
