@@ -232,7 +232,7 @@ def use(
             if callable(plan) and not isinstance(plan, Plan)
             else attention_fn(plan, block_q=block_q, block_k=block_k)
         )
-        for layer in chosen(name, known):
+        for layer in chosen(name, known, "a key of plans"):
             found.setdefault(layer, own)
     return _replaced(modules, {layer: found[layer] for layer in known if layer in found})
 

@@ -23,13 +23,16 @@ class Layer:
     number: int
 
 
-def chosen(layers: str | int | Sequence[int], known: Sequence[Layer]) -> list[Layer]:
+def chosen(
+    layers: str | int | Sequence[int], known: Sequence[Layer], argument: str = "layers"
+) -> list[Layer]:
     """Return the layers that a user means.
 
     Args:
         layers: "*" for all; "layers.0-3" or "0-3" for numbers, both ends included; "layers.2" or 2
             for one; a sequence of numbers; or a pattern of paths, such as "encoder.*".
         known: The layers there are.
+        argument: The name of the argument that has `layers`, for errors.
 
     Returns:
         The layers meant, in the order of `known`.
@@ -54,7 +57,7 @@ def chosen(layers: str | int | Sequence[int], known: Sequence[Layer]) -> list[La
         first = ", ".join(f"{layer.number} {layer.name}" for layer in known[:8])
         more = f" and {len(known) - 8} more" if len(known) > 8 else ""
         raise ValueError(
-            f"layers={shown(layers)}: must be '*', numbers such as 'layers.0-3' or [0, 2], or a"
+            f"{argument}={shown(layers)}: must be '*', numbers such as 'layers.0-3' or [0, 2], or a"
             f" pattern of these paths: {first}{more}"
         )
     return [layer for layer in known if layer.number in wanted]

@@ -86,7 +86,7 @@ def use(
     handlers: dict[int, Handler] = {}
     for key, plan in by_key.items():
         handler = _handler(plan, block_q, block_k)
-        for layer in chosen(key, layers):
+        for layer in chosen(key, layers, "a key of plans"):
             handlers.setdefault(layer.number, handler)
     return intercept(
         model,
