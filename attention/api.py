@@ -20,6 +20,7 @@ from roundscope.attention.arguments import (
     plans_given,
     served_given,
 )
+from roundscope.attention.engines.again import with_own_lse
 from roundscope.attention.engines.protocol import Name as Engine
 from roundscope.attention.engines.protocol import differentiable, examining
 from roundscope.attention.errors import NotFused
@@ -439,7 +440,8 @@ def _examine(
         if setup.plan.inputs_again:
             own_q, own_k, own_v = rounded(Site.QB, q), rounded(Site.KB, k), rounded(Site.VB, v)
             inputs = inputs._replace(q=own_q, k=own_k, v=own_v)
-        found, seen = run.backward(setup, Residuals(inputs, results), own_do, plans)
+        read = with_own_lse(run, setup, Residuals(inputs, results), plans)
+        found, seen = run.backward(setup, read, own_do, plans)
         keep(n, seen["whole"], seen["tiles"], backward=True)
         keep(g, seen["keys"])
         if sink is not None:

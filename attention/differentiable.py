@@ -13,6 +13,7 @@ from jax import Array
 
 from roundscope.attention.arguments import check_like_output, check_shapes
 from roundscope.attention.engines import xla
+from roundscope.attention.engines.again import with_own_lse
 from roundscope.attention.engines.layout import SIXTEEN_BITS
 from roundscope.attention.engines.protocol import Differentiable, Plans
 from roundscope.attention.inputs.scales import check_scales_of_backward
@@ -178,7 +179,8 @@ def _gradients(call: _Call, kept: _Kept, do: Array) -> tuple[Gradients, Array | 
         q, k, v = (engine.round_inputs(setup, site, x, plans)[0] for site, x in again)
         inputs = inputs._replace(q=q, k=k, v=v)
     dtype = result_type(do)
-    found, _ = engine.backward(setup, Residuals(inputs, read), do_heads, plans)
+    given = with_own_lse(engine, setup, Residuals(inputs, read), plans)
+    found, _ = engine.backward(setup, given, do_heads, plans)
     sizes = setup.queries, setup.keys, setup.keys, setup.queries
     sites = Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT
     own = [dtype] * len(sites)

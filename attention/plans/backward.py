@@ -312,3 +312,18 @@ class BackwardChoices(RowChoices):
         kernels=(False,),
         programs=(False,),
     )
+    lse_again: bool = choice(
+        False,
+        number=63,
+        doc="True takes L in the backward from the scores of QB and KB, so P of the backward sums"
+        " to 1 whatever the forward's scores were. Default False. It needs inputs_again.",
+        source="our own: what is left of a drop-in backward whose P is normalized",
+        refused=lambda p: (
+            "L of what the forward read is known already; it goes with inputs_again"
+            if not p.inputs_again
+            else ""
+        ),
+        kernels=(False,),
+        programs=(False,),
+        example="inputs_again=true lse_again=true",
+    )

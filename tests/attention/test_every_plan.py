@@ -91,7 +91,7 @@ TOGETHER = [
     "fp32 exp=base2 log2_e=scale scaled_queries=true fused_exponent=true lse_base2=true",
     "fp32 exp=base2 log2_e=scores scaled_queries=true unfused=true saved_p=true",
     "fp32 smoothed_keys=true unfused=true",
-    "fp32 inputs_again=true do_apart=true hadamard=true",
+    "fp32 inputs_again=true lse_again=true do_apart=true hadamard=true",
 ]
 
 

@@ -83,12 +83,25 @@ def test_the_backward_reads_operands_of_its_own(centred):
     assert not close(want, by_hand(low(*x), low(*x), centred=centred))
 
 
+def test_the_backward_normalizes_by_itself():
+    """An L of what the forward read, so that rows of P do not sum to 1."""
+    (q, k, v), (qb, kb) = inputs()[:3, 0, :, 0], (bf16(x) for x in inputs()[:2, 0, :, 0])
+    do, p = inputs()[3, 0, :, 0], scores(qb, kb)
+    ds = p * (do @ v.T - (do * (scores(*low(q, k, v)[:2]) @ mxfp4(v, 0))).sum(1)[:, None])
+    want = ds @ kb / np.sqrt(H), ds.T @ qb / np.sqrt(H), p.T @ do
+    plan = LOW.changed("inputs_again=true QB=bf16 KB=bf16 lse_again=true")
+    assert close(computed(plan), want)
+    with pytest.raises(ValueError, match=r"lse_again=True.*inputs_again"):
+        LOW.changed("lse_again=true")
+
+
 @pytest.mark.thorough
 def test_xla_and_a_gradient_have_the_same_backward():
     """An engine that keeps rounded inputs for the backward."""
     import jax
 
-    plan = LOW.changed("inputs_again=true QB=bf16 do_apart=true DOV=mxfp4 hadamard=true")
+    words = "inputs_again=true QB=bf16 lse_again=true do_apart=true DOV=mxfp4 hadamard=true"
+    plan = LOW.changed(words)
     want = computed(plan)
     assert close(computed(plan, "xla"), want)
     q, k, v, do = inputs().astype(np.float32)

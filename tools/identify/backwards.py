@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from roundscope.attention.arguments import served_given
 from roundscope.attention.engines import numpy as engine
+from roundscope.attention.engines.again import with_own_lse
 from roundscope.attention.inputs.scales import check_scales_of_backward, scaled
 from roundscope.attention.plans.choices import DeltaFrom
 from roundscope.attention.plans.plan import Plan
@@ -91,6 +92,7 @@ class Backwards:
         if setup.plan.inputs_again:
             q, k, v = (self._rounded(setup, site) for site in (Site.QB, Site.KB, Site.VB))
             given = given._replace(inputs=given.inputs._replace(q=q, k=k, v=v))
+        given = with_own_lse(engine, setup, given)
         setup, given, do = _part(setup, given, do, head, rows, keys)
         found = engine.backward(setup, given, do)[0]
         sizes = {"dq": setup.queries, "dk": setup.keys, "dv": setup.keys}

@@ -10,6 +10,7 @@ few bits, and delta is rowsum(dO O) of the forward's output. Cures change that:
 * centered: delta = rowsum(P dP) / rowsum(P), so that rows of dS sum to zero before its rounding;
 * O of unrounded P: delta = rowsum(P dP), which is rowsum(dO O') with O' = P V of a P that was not
   cast, the second rule of arXiv 2603.00040;
+* L of the backward: an unmatched backward takes L from its own scores, so its P sums to 1;
 * two shams of the centered delta (`attention.plans.choices.DeltaFrom`).
 
 A scale of a whole tensor is here one for each head. FP8 has P as it is, without a factor.
@@ -122,17 +123,20 @@ class Cure:
     matched  whether the backward reads what the forward read
     high     whether dS is in BF16
     delta    the word of delta_from
+    own      whether an unmatched backward normalizes P by itself
     """
 
     title: str
     matched: bool = False
     high: bool = False
     delta: str = "OUT"
+    own: bool = False
 
 
 NONE, CENTRED, MATCHED, HIGH = "none", "centered", "matched", "high-ds"
 BOTH, BOTH_OF_P = "matched+high-ds", "matched+high-ds+p-dp"
 CENTRED_HIGH, CENTRED_MATCHED = "centered+high-ds", "centered+matched"
+OWN, OWN_HIGH = "centered+own-l", "centered+own-l+high-ds"
 ROWS, SIGNS = "sham-rows", "sham-signs"
 SHAMS = (ROWS, SIGNS)
 CURES = {
@@ -144,6 +148,13 @@ CURES = {
     HIGH: Cure(title="high-precision dS", high=True),
     CENTRED_MATCHED: Cure(title="centered, matched", matched=True, delta="CENTRED"),
     CENTRED_HIGH: Cure(title="centered, high-precision dS", high=True, delta="CENTRED"),
+    OWN: Cure(title="centered, L of the backward", delta="CENTRED", own=True),
+    OWN_HIGH: Cure(
+        title="centered, L of the backward, high-precision dS",
+        high=True,
+        delta="CENTRED",
+        own=True,
+    ),
     BOTH: Cure(title="matched, high-precision dS", matched=True, high=True),
     BOTH_OF_P: Cure(title="... and O of unrounded P", matched=True, high=True, delta="P_DP"),
 }
@@ -159,6 +170,7 @@ def words(recipe: str, cure: str) -> str:
         return " ".join(delta)
     r = RECIPES[recipe]
     backward = [r.matched, f"P_B={r.p}" if r.p else ""] if own.matched else [UNMATCHED]
+    backward += ["lse_again=true"] if own.own else []
     parts = [r.forward, *backward, *([] if own.high else [f"DS={r.ds}"]), *delta]
     return " ".join(part for part in parts if part)
 

@@ -138,7 +138,7 @@ def study(scale: t.Scale) -> Study[Results]:
                 f" {c.batch}, byte-level, {c.data}"
             ),
             "training": (
-                f"rates {', '.join(f'{x:g}' for x in scale.rates)} after {c.warmup} steps of"
+                f"rates {', '.join(f'{x:g}' for x in scale.pairs)} after {c.warmup} steps of"
                 f" warm-up, {c.steps} steps; {scale.seeds} seeds"
             ),
             "recipes": "; ".join(f"{r.title}: {r.source}" for r in RECIPES.values()),

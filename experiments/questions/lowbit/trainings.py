@@ -14,7 +14,20 @@ from roundscope.experiments.framework.estimates import grouped
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Launch, Progress
 from roundscope.experiments.questions.lowbit.measure import COLUMNS, measured
-from roundscope.experiments.questions.lowbit.recipes import pairs, words
+from roundscope.experiments.questions.lowbit.recipes import (
+    BF16,
+    BOTH,
+    CENTRED_HIGH,
+    CENTRED_MATCHED,
+    FP32,
+    HIGH,
+    NONE,
+    OWN,
+    OWN_HIGH,
+    SHAMS,
+    pairs,
+    words,
+)
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt.plans import uniform
@@ -37,37 +50,52 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """A model, its rates, the number of seeds, and recipes with their cures."""
+    """A model, the number of seeds, and by learning rate the recipes with their cures."""
 
     name: str
     config: Config
-    rates: tuple[float, ...]
     seeds: int
-    pairs: tuple[tuple[str, str], ...]
+    pairs: Mapping[float, Sequence[tuple[str, str]]]
 
 
 ABOUT = "measured in the middle and at the end, on the first sequence"
 SIZES: dict[str, Any] = {"layers": 2, "heads": 4, "width": 128, "context": 64, "batch": 16}
+FEW = (NONE, CENTRED_MATCHED, BOTH)  # of --quick
+WHOLE = ("nvfp4", "int8")  # at the lower rate with every cure
+FORMATS = (*WHOLE, "mxfp4", "fp8-block", "int4")
 QUICK = Scale(
     name="quick",
     config=Config(
         **SIZES | {"heads": 2, "width": 64, "batch": 8}, plan="fa2-bf16", warmup=50, steps=100
     ),
-    rates=(1e-2,),
     seeds=2,
-    pairs=tuple(
-        (recipe, cure)
-        for recipe, cure in pairs()
-        if (recipe, cure) == ("bf16", "none")
-        or (recipe == "nvfp4" and cure in ("none", "centered", "matched+high-ds"))
-    ),
+    pairs={
+        1e-2: [
+            (recipe, cure)
+            for recipe, cure in pairs()
+            if (recipe, cure) == (BF16, NONE) or (recipe == "nvfp4" and cure in FEW)
+        ]
+    },
 )
+# at the rate of the other studies, and at a third of it one recipe of each format
 FULL = Scale(
     name="full",
     config=Config(**SIZES, plan="fa2-bf16", warmup=100, steps=1000),
-    rates=(1e-2,),
     seeds=5,
-    pairs=tuple(pairs()),
+    pairs={
+        1e-2: [
+            (recipe, cure)
+            for recipe, cure in pairs()
+            if recipe in FORMATS or cure not in (OWN, OWN_HIGH)
+        ],
+        3e-3: [
+            (recipe, cure)
+            for recipe, cure in pairs()
+            if recipe in (BF16, FP32)
+            or recipe in WHOLE
+            or (recipe in FORMATS and cure not in (*SHAMS, HIGH, CENTRED_HIGH))
+        ],
+    },
 )
 
 Key = tuple[str, str, float]  # recipe, cure, rate
@@ -79,8 +107,8 @@ def conditions(scale: Scale) -> list[Condition]:
     """Return the conditions of all runs; those of one recipe and cure train together."""
     return [
         Condition(recipe=recipe, cure=cure, rate=rate, seed=seed)
-        for recipe, cure in scale.pairs
-        for rate in scale.rates
+        for rate, each in scale.pairs.items()
+        for recipe, cure in each
         for seed in range(scale.seeds)
     ]
 

@@ -42,6 +42,7 @@ from jax import Array
 
 from roundscope.attention import Record, Site, examine
 from roundscope.attention.engines import xla as engine
+from roundscope.attention.engines.again import with_own_lse
 from roundscope.attention.inputs.hadamard import halvings
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.traced import HeadPlans, structure
@@ -294,7 +295,8 @@ def _measured(
     read = results if wrong is None else engine.moved(setup, results, entry(wrong))
     if setup.plan.inputs_again:
         inputs = Inputs(*rounded(Site.QB, Site.KB, Site.VB))
-    back, seen_back = engine.backward(setup, Residuals(inputs, read), do, each)
+    given = with_own_lse(engine, setup, Residuals(inputs, read), each)
+    back, seen_back = engine.backward(setup, given, do, each)
     dq, delta = back.dq, back.delta
     off = (delta - exact_delta(setup.whole_scale, q, k, v, do))[:, :t]
     ones = seen["tiles"]["P.ones"].sum(2).reshape(-1, q.shape[1])[:, :t]
