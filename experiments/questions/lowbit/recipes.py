@@ -138,7 +138,8 @@ BOTH, BOTH_OF_P = "matched+high-ds", "matched+high-ds+p-dp"
 CENTRED_HIGH, CENTRED_MATCHED = "centered+high-ds", "centered+matched"
 OWN, OWN_HIGH = "centered+own-l", "centered+own-l+high-ds"
 ROWS, SIGNS = "sham-rows", "sham-signs"
-SHAMS = (ROWS, SIGNS)
+ROWS_MATCHED, SIGNS_MATCHED = "sham-rows+matched", "sham-signs+matched"
+SHAMS, SHAMS_MATCHED = (ROWS, SIGNS), (ROWS_MATCHED, SIGNS_MATCHED)
 CURES = {
     NONE: Cure(title="none"),
     CENTRED: Cure(title="delta centered", delta="CENTRED"),
@@ -148,6 +149,12 @@ CURES = {
     HIGH: Cure(title="high-precision dS", high=True),
     CENTRED_MATCHED: Cure(title="centered, matched", matched=True, delta="CENTRED"),
     CENTRED_HIGH: Cure(title="centered, high-precision dS", high=True, delta="CENTRED"),
+    ROWS_MATCHED: Cure(
+        title="sham: corrections of other rows, matched", matched=True, delta="OTHER_ROWS"
+    ),
+    SIGNS_MATCHED: Cure(
+        title="sham: corrections with random signs, matched", matched=True, delta="RANDOM_SIGNS"
+    ),
     OWN: Cure(title="centered, L of the backward", delta="CENTRED", own=True),
     OWN_HIGH: Cure(
         title="centered, L of the backward, high-precision dS",

@@ -25,6 +25,7 @@ from roundscope.experiments.questions.lowbit.recipes import (
     OWN,
     OWN_HIGH,
     SHAMS,
+    SHAMS_MATCHED,
     pairs,
     words,
 )
@@ -61,8 +62,7 @@ class Scale:
 ABOUT = "measured in the middle and at the end, on the first sequence"
 SIZES: dict[str, Any] = {"layers": 2, "heads": 4, "width": 128, "context": 64, "batch": 16}
 FEW = (NONE, CENTRED_MATCHED, BOTH)  # of --quick
-WHOLE = ("nvfp4", "int8")  # at the lower rate with every cure
-FORMATS = (*WHOLE, "mxfp4", "fp8-block", "int4")
+FORMATS = ("nvfp4", "int8", "mxfp4", "int4", "fp8-block")  # a recipe of each
 QUICK = Scale(
     name="quick",
     config=Config(
@@ -86,14 +86,13 @@ FULL = Scale(
         1e-2: [
             (recipe, cure)
             for recipe, cure in pairs()
-            if recipe in FORMATS or cure not in (OWN, OWN_HIGH)
+            if recipe in FORMATS or cure not in (*SHAMS_MATCHED, OWN, OWN_HIGH)
         ],
         3e-3: [
             (recipe, cure)
             for recipe, cure in pairs()
             if recipe in (BF16, FP32)
-            or recipe in WHOLE
-            or (recipe in FORMATS and cure not in (*SHAMS, HIGH, CENTRED_HIGH))
+            or (recipe in FORMATS and cure not in (*SHAMS, *SHAMS_MATCHED, HIGH, CENTRED_HIGH))
         ],
     },
 )
