@@ -7,16 +7,20 @@ real tensors (`static`).
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Picture
+from matplotlib.patches import Rectangle
 
 from roundscope.experiments.catalogue import LOWBIT
-from roundscope.experiments.framework.counts import counted, diverged
+from roundscope.experiments.framework.counts import counted, diverged, share, signs, times
 from roundscope.experiments.framework.estimates import Estimate, mean, positive
+from roundscope.experiments.framework.figures.series import SHARE, legend
 from roundscope.experiments.framework.study import Figure, Study, Table
 from roundscope.experiments.framework.verdicts import Verdict, Word, interval, judge, verdict_on
 from roundscope.experiments.framework.words import NAMED
@@ -31,11 +35,15 @@ from roundscope.experiments.questions.lowbit.recipes import (
     CENTRED_MATCHED,
     CURES,
     FP32,
+    HIGH,
+    MATCHED,
     NONE,
+    OWN_HIGH,
     RECIPES,
     ROWS,
-    SHAMS,
+    ROWS_MATCHED,
     SIGNS,
+    SIGNS_MATCHED,
 )
 from roundscope.experiments.questions.lowbit.trainings import Results, Runs
 from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, canvas
@@ -46,37 +54,47 @@ TITLES = {BF16: "BF16", FP32: "FP32"} | {name: r.title for name, r in RECIPES.it
 
 
 class Claim(NamedTuple):
-    """That a cure's loss is not above another's by the margin or more.
-
-    other is the cure of the literature, or a sham, whose loss a working cure is below by more.
-    """
+    """That a cure is as good as another (limit MARGIN), or better (limit 0)."""
 
     text: str
     cure: str
     other: str
+    limit: float = MARGIN
 
 
 REPLACES = (
-    Claim("a centered delta replaces matched recomputation, dS high", CENTRED_HIGH, BOTH),
+    Claim("a centered delta replaces matched recomputation, dS in BF16", CENTRED_HIGH, BOTH),
+    Claim("... if the backward also normalizes P by itself", OWN_HIGH, BOTH),
     Claim("a centered delta replaces a high-precision dS, matched", CENTRED_MATCHED, BOTH),
+    Claim("... even beside O of unrounded P", CENTRED_MATCHED, BOTH_OF_P),
     Claim("a centered delta alone replaces both", CENTRED, BOTH),
-    Claim("a centered delta alone replaces both and O of unrounded P", CENTRED, BOTH_OF_P),
 )
 HELPS = (
-    Claim("a centered delta alone lowers the loss", CENTRED, NONE),
-    Claim("matched and high-precision dS lower the loss", BOTH, NONE),
-    Claim("centered beats corrections of other rows", CENTRED, ROWS),
-    Claim("centered beats corrections with random signs", CENTRED, SIGNS),
+    Claim("matched, a centered delta helps", CENTRED_MATCHED, MATCHED, 0.0),
+    Claim("... more than corrections of other rows", CENTRED_MATCHED, ROWS_MATCHED, 0.0),
+    Claim("... more than corrections with random signs", CENTRED_MATCHED, SIGNS_MATCHED, 0.0),
+    Claim("matched, a high-precision dS helps", BOTH, MATCHED, 0.0),
+    Claim("... also once rows sum to zero", BOTH_OF_P, CENTRED_MATCHED, 0.0),
+    Claim("unmatched, a centered delta helps", CENTRED, NONE, 0.0),
+    Claim("... more than corrections of other rows", CENTRED, ROWS, 0.0),
+    Claim("... more than corrections with random signs", CENTRED, SIGNS, 0.0),
+    Claim("unmatched, a high-precision dS helps", HIGH, NONE, 0.0),
 )
 CAPTION = (
-    "Final loss above BF16's of the same seed, in nats: mean over seeds with its 95 % t interval,"
-    " dots are seeds; an arrow: a mean beyond the axis. Gray: two losses that count as equal."
+    "A cell is a recipe with a cure: how many of its seeds diverged, of how many, and the median"
+    " step; where none did, the mean of the final loss above BF16's of the same seed, in nats."
+)
+INTERVALS = (
+    "Final loss above BF16's of the same seed, in nats: mean over seeds with its 95 % t interval;"
+    " dots are seeds. Matched recomputation throughout. Gray: losses that count as equal."
 )
 RULES = (
-    f"Two losses count as equal within {MARGIN} nats. Replaces: the 95 % t interval of the paired"
-    f" difference lies below {MARGIN}. Lowers, beats: it lies below 0. All runs of a seed have the"
-    " same weights and batches; the loss is the mean of the last 50 steps. A seed whose loss is not"
-    " finite in either run makes a claim not testable and is counted.",
+    f"Is as good: one-sided sign tests over seeds first, of which run diverges earlier; where no"
+    f" run diverged, the 95 % t interval of the paired difference of losses lies below {MARGIN}"
+    " nats. Helps: the same tests, with an interval below 0. All runs of a seed have the same"
+    " weights and batches; the loss is the mean of the last 50 steps. A loss that is not finite is"
+    " in no mean; its run has diverged.",
+    "Mean over recipes: of those in which no run of either cure diverged, by seed.",
     "Rows: rms of the row sums of dS over the rms of the rows' sums of |dS|. Drift: the share of"
     " W_Q's gradient that comes from them. Both of the last step, on the first sequence, with q, k,"
     " v and dO of the run's weights under BF16 attention, against binary64.",
@@ -84,7 +102,8 @@ RULES = (
 CAVEATS = (
     "A GPT of two layers on Python's sources for 1,000 steps. Recipes are as we read the papers and"
     " were not compared with their code; all stay emulations: sums are native, scales of a tensor"
-    " are of a head, and exponentials are in binary32. No QK norm."
+    " are of a head, and exponentials are in binary32. No QK norm. Many comparisons at 5 % each:"
+    " one verdict in twenty may be chance."
 )
 HEADS = (
     "recipe",
@@ -115,7 +134,8 @@ def study(scale: t.Scale) -> Study[Results]:
         claims=claims,
         source="of",
         figures=[
-            Figure(title="What does a recipe cost, with each cure?", draw=draw, caption=CAPTION)
+            Figure(title="Which recipes train, with which cure?", draw=draw, caption=CAPTION),
+            Figure(title="What does a recipe cost, matched?", draw=forest, caption=INTERVALS),
         ],
         tables=[
             Table(
@@ -164,22 +184,9 @@ def gaps(runs: Runs, others: Runs) -> dict[int, float]:
     return {run.seed: run.loss - losses[run.seed] for run in runs if run.seed in losses}
 
 
-def paired(r: Results, recipe: str, rate: float, cure: str, other: str) -> dict[int, float]:
-    """Return the differences of two cures of a recipe, {} where one was not run."""
-    runs, others = (r.get((recipe, name, rate), []) for name in (cure, other))
-    return gaps(runs, others)
-
-
 def above_bf16(r: Results, recipe: str, rate: float, cure: str) -> dict[int, float]:
     """Return the loss above BF16's, by seed."""
     return gaps(r.get((recipe, cure, rate), []), r.get((BF16, NONE, rate), []))
-
-
-def pooled(r: Results, rate: float, cure: str, other: str) -> dict[int, float]:
-    """Return by seed the mean over recipes of the differences of two cures."""
-    each = [x for name in recipes(r) if (x := paired(r, name, rate, cure, other))]
-    seeds = sorted(set.intersection(*(set(x) for x in each))) if each else []
-    return {seed: float(np.mean([x[seed] for x in each])) for seed in seeds}
 
 
 def told(values: Mapping[int, float]) -> str:
@@ -189,46 +196,80 @@ def told(values: Mapping[int, float]) -> str:
     return f"{first}{interval(mean(values))} (n = {len(values) - lost})"
 
 
-def verdicts_of(
-    r: Results, claim: Claim, limit: float, which: Callable[[Estimate], Word]
-) -> Iterator[Verdict]:
-    """Yield the verdicts of a claim on each recipe and on their mean, at each rate."""
-    for rate in rates(r):
-        own = {TITLES[x]: paired(r, x, rate, claim.cure, claim.other) for x in recipes(r)}
-        own["mean over recipes"] = pooled(r, rate, claim.cure, claim.other)
-        for case, values in own.items():
-            if not values:
-                continue
-            estimate = mean(values)
-            is_whole = all(math.isfinite(x) for x in values.values())
-            word = which(estimate) if is_whole and len(values) > 1 else Word.NOT_TESTABLE
-            where = f"{case}, rate {rate:g}" if len(rates(r)) > 1 else case
-            measured = f"{told(values)} nats, limit {limit:g}"
-            yield verdict_on("delta", claim.text, where, word, measured, estimate)
+def is_calm(*runs: Runs) -> bool:
+    """Return whether none of the runs diverged and all losses are finite."""
+    return all(r.diverged is None and math.isfinite(r.loss) for each in runs for r in each)
+
+
+def judged(claim: Claim, runs: Runs, others: Runs) -> tuple[Word, str, Estimate | None]:
+    """Return the word of a claim on a recipe, what was measured, and the estimate if there is one.
+
+    The runs are of the claim's cure and of the other, in the order of seeds.
+    """
+    if not is_calm(runs, others):
+        word = signs(zip(others, runs, strict=True)).word  # the others diverge earlier
+        if claim.limit and word is Word.AGREES:
+            word = Word.UNDECIDED if diverged(runs) else Word.AGREES
+        return word, f"diverged {times(runs)}; the other {times(others)}", None
+    values = gaps(runs, others)
+    estimate = mean(values)
+    word = judge(estimate, (-math.inf, claim.limit)) if len(values) > 1 else Word.NOT_TESTABLE
+    return word, f"{told(values)} nats", estimate
+
+
+def pooled(r: Results, rate: float, cure: str, other: str) -> tuple[dict[int, float], int]:
+    """Return by seed the mean difference of recipes that did not diverge, and their number."""
+    each = []
+    for name in recipes(r):
+        own, others = (r.get((name, x, rate), []) for x in (cure, other))
+        if own and others and is_calm(own, others):
+            each.append(gaps(own, others))
+    seeds = sorted(set.intersection(*(set(x) for x in each))) if each else []
+    return {seed: float(np.mean([x[seed] for x in each])) for seed in seeds}, len(each)
 
 
 def claims(r: Results) -> Iterator[Verdict]:
     """Yield the verdicts on what replaces what, and on what helps at all."""
-    for claim in REPLACES:
-        yield from verdicts_of(r, claim, MARGIN, lambda e: judge(e, (-math.inf, MARGIN)))
-    for claim in HELPS:
-        yield from verdicts_of(r, claim, 0.0, lambda e: judge(e, (-math.inf, 0.0)))
+    for claim in (*REPLACES, *HELPS):
+        for rate in rates(r):
+            where = f", rate {rate:g}" if len(rates(r)) > 1 else ""
+            for name in recipes(r):
+                own, others = (r.get((name, x, rate), []) for x in (claim.cure, claim.other))
+                if own and others:
+                    word, measured, estimate = judged(claim, own, others)
+                    case = f"{TITLES[name]}{where}"
+                    yield verdict_on("delta", claim.text, case, word, measured, estimate)
+            values, count = pooled(r, rate, claim.cure, claim.other)
+            if len(values) > 1:
+                estimate = mean(values)
+                word = judge(estimate, (-math.inf, claim.limit))
+                case = f"mean of {count} recipes{where}"
+                yield verdict_on("delta", claim.text, case, word, f"{told(values)} nats", estimate)
+
+
+def lost(r: Results, rate: float, cures: Sequence[str]) -> str:
+    """Return how many runs in few bits with these cures diverged, with the share's interval."""
+    runs = [run for (name, cure, own), each in r.items() for run in each
+            if name in RECIPES and cure in cures and own == rate]  # fmt: skip
+    low, high = share(diverged(runs), len(runs)) if runs else (0.0, 1.0)
+    return f"{diverged(runs)} of {len(runs)} [{low:.0%}, {high:.0%}]"
 
 
 def answer(r: Results) -> str:
-    """Return what a centered delta replaces, by the mean over recipes at the first rate."""
-    rate = rates(r)[0]
+    """Return what a centered delta replaces, at each rate."""
     parts = []
-    for claim in (*REPLACES[:3], *HELPS):
-        values = pooled(r, rate, claim.cure, claim.other)
-        if values:
-            parts.append(f"{claim.text}: {told(values)}")
-    lost = sum(diverged(runs) for (name, _, _), runs in r.items() if name in RECIPES)
-    total = sum(len(runs) for (name, _, _), runs in r.items() if name in RECIPES)
-    return (
-        f"Differences of the final loss in nats, mean over recipes at rate {rate:g}:"
-        f" {'; '.join(parts)}. {lost} of {total} runs in few bits diverged."
-    )
+    for rate in rates(r):
+        values, count = pooled(r, rate, CENTRED_MATCHED, BOTH)
+        further, others = pooled(r, rate, CENTRED_MATCHED, BOTH_OF_P)
+        parts.append(
+            f"At rate {rate:g}, with a centered delta but without matched recomputation"
+            f" {lost(r, rate, (CENTRED, CENTRED_HIGH))} runs diverged, without either"
+            f" {lost(r, rate, (NONE, HIGH))}, with matched recomputation"
+            f" {lost(r, rate, (MATCHED, CENTRED_MATCHED, BOTH, BOTH_OF_P))}. Matched, dS in few"
+            f" bits with a centered delta ends {told(values)} nats above dS in BF16 (mean of {count}"
+            f" recipes), and {told(further)} above dS in BF16 with O of unrounded P ({others})"
+        )
+    return ". ".join(parts) + "."
 
 
 def look(run: Run[t.Condition], name: str) -> float:
@@ -277,48 +318,87 @@ def records(r: Results) -> list[dict[str, object]]:
     ]
 
 
-SHOWN = (NONE, *SHAMS, CENTRED, CENTRED_MATCHED, CENTRED_HIGH, BOTH, BOTH_OF_P)
-COLOUR_OF = dict(zip(SHOWN, (INK, "#9aa5b1", "#c7ced6", *COLOURS), strict=False))
+SHOWN = {  # the cures of the picture and their headings
+    NONE: "none",
+    HIGH: "dS high",
+    ROWS: "sham\nrows",
+    SIGNS: "sham\nsigns",
+    CENTRED: "centered",
+    CENTRED_HIGH: "centered\ndS high",
+    OWN_HIGH: "centered\ndS high\nown L",
+    MATCHED: "matched",
+    BOTH: "matched\ndS high",
+    ROWS_MATCHED: "matched\nsham\nrows",
+    SIGNS_MATCHED: "matched\nsham\nsigns",
+    CENTRED_MATCHED: "matched\ncentered",
+    BOTH_OF_P: "matched\ndS high\nO of P",
+}
+GAP = LinearSegmentedColormap.from_list("gap", ["#d6e8f5", "#f6e3c5"])
+WORST = 0.4  # nats above BF16 at which a cell has the last color of those that did not diverge
 
 
 def draw(r: Results) -> Picture | None:
-    """Draw the loss above BF16 of every recipe with some cures, a panel for each rate."""
+    """Draw a table of recipes and cures for each rate: divergences, or losses above BF16."""
     if not any(key[:2] == (BF16, NONE) for key in r) or not recipes(r):
         return None
-    names, panels = recipes(r), rates(r)
-    figure, axes = canvas(1.4 + 0.55 * len(names), 1, len(panels), sharey=True)
-    for ax, rate in zip(axes[0], panels, strict=True):
-        ax.axvspan(-MARGIN, MARGIN, color="#e9edf1", lw=0)
-        for n, cure in enumerate(SHOWN):
-            for y, name in enumerate(names):
-                values = above_bf16(r, name, rate, cure)
-                finite = [x for x in values.values() if math.isfinite(x)]
-                if not finite:
-                    continue
-                place, e = y + 0.8 * (n / (len(SHOWN) - 1) - 0.5), mean(values)
-                colour = COLOUR_OF[cure]
-                ax.plot(finite, [place] * len(finite), ".", color=colour, ms=3, alpha=0.45)
-                bar = [[e.mean - e.low], [e.high - e.mean]]
-                ax.errorbar(
-                    e.mean,
-                    place,
-                    xerr=np.nan_to_num(np.array(bar)),
-                    color=colour,
-                    marker=MARKERS[n % len(MARKERS)],
-                    ms=4.5,
-                    lw=1.1,
-                    capsize=1.5,
-                    label=CURES[cure].title if y == 0 else None,
-                )
-        ax.axvline(0.0, color=INK, lw=0.8)
-        ax.set(xlabel="final loss above BF16, nats", ylim=(len(names) - 0.5, -0.5))
-        ax.set_yticks(range(len(names)), [TITLES[name] for name in names], fontsize=9)
-        if len(panels) > 1:
-            ax.set_title(f"rate {rate:g}", fontsize=10, loc="left", color=INK)
-    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    panels, names = rates(r), recipes(r)
+    each = [[name for name in names if any(k[0] == name and k[2] == x for k in r)] for x in panels]
+    heights = [len(own) + 1.6 for own in each]
+    figure, axes = canvas(0.7 + 0.36 * sum(heights), len(panels), 1, height_ratios=heights)
+    look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7.5, "color": INK}
+    for ax, rate, own in zip(axes[:, 0], panels, each, strict=True):
+        for y, name in enumerate(own):
+            for x, cure in enumerate(SHOWN):
+                runs = r.get((name, cure, rate), [])
+                above = mean(above_bf16(r, name, rate, cure)).mean
+                if not runs:
+                    colour, text = "white", ""
+                elif is_calm(runs):
+                    colour, text = GAP(min(max(above, 0.0) / WORST, 1.0)), f"{above:+.2f}"
+                else:
+                    colour = SHARE(0.5 + 0.5 * diverged(runs) / len(runs))
+                    text = times(runs).partition(" [")[0].replace(", step ", "\nstep ")
+                ax.add_patch(Rectangle((x - 0.49, y - 0.46), 0.98, 0.92, color=colour, lw=0))
+                ax.text(x, y, text, **look)
+        ax.axvline(6.5, color=INK, lw=0.8)
+        ax.set(xlim=(-0.5, len(SHOWN) - 0.5), ylim=(len(own) - 0.5, -0.5))
+        ax.set_xticks(range(len(SHOWN)), SHOWN.values(), fontsize=7)
+        ax.set_yticks(range(len(own)), [TITLES[name] for name in own], fontsize=8.5)
+        ax.xaxis.tick_top()
+        ax.tick_params(length=0)
+        ax.set_title(f"rate {rate:g}", fontsize=9.5, loc="left", color=INK)
+        ax.spines[["left", "bottom"]].set_visible(False)
     return figure
 
 
-def columns(r: Results, name: str) -> Sequence[float]:
-    """Return a number of the last look of all runs in few bits."""
-    return [look(run, name) for (own, _, _), runs in r.items() if own in RECIPES for run in runs]
+FOREST = (MATCHED, SIGNS_MATCHED, ROWS_MATCHED, BOTH, CENTRED_MATCHED, BOTH_OF_P)
+
+
+def forest(r: Results) -> Picture | None:
+    """Draw the loss above BF16 with its intervals, of matched cures, a panel for each rate."""
+    if draw(r) is None:
+        return None
+    panels, names = rates(r), recipes(r)
+    figure, axes = canvas(1.2 + 0.5 * len(names), 1, len(panels), sharey=True)
+    for ax, rate in zip(axes[0], panels, strict=True):
+        ax.axvspan(-MARGIN, MARGIN, color="#e9edf1", lw=0)
+        for n, cure in enumerate(FOREST):
+            for y, name in enumerate(names):
+                if (name, cure, rate) in r:
+                    _marked(ax, y + 0.13 * (n - 2.5), above_bf16(r, name, rate, cure), n, cure)
+        ax.axvline(0.0, color=INK, lw=0.8)
+        ax.set(xlabel="final loss above BF16, nats", ylim=(len(names) - 0.5, -0.5))
+        ax.set_yticks(range(len(names)), [TITLES[name] for name in names], fontsize=9)
+        ax.set_title(f"rate {rate:g}", fontsize=10, loc="left", color=INK)
+    legend(figure, axes[0, 0], 3, loc="outside lower center", fontsize=8)
+    return figure
+
+
+def _marked(ax: Axes, y: float, values: Mapping[int, float], n: int, cure: str) -> None:
+    """Draw seeds, their mean and its interval on one line."""
+    e, colour = mean(values), COLOURS[n]
+    finite = [x for x in values.values() if math.isfinite(x)]
+    ax.plot(finite, [y] * len(finite), ".", color=colour, ms=3, alpha=0.45)
+    bar = np.nan_to_num(np.array([[e.mean - e.low], [e.high - e.mean]]))
+    look: dict[str, Any] = {"color": colour, "marker": MARKERS[n], "ms": 4.5, "lw": 1.1}
+    ax.errorbar(e.mean, y, xerr=bar, capsize=1.5, label=CURES[cure].title, **look)
