@@ -17,13 +17,17 @@ from roundscope.experiments.questions.lowbit.measure import COLUMNS, measured
 from roundscope.experiments.questions.lowbit.recipes import (
     BF16,
     BOTH,
+    BOTH_OF_P,
+    CENTRED,
     CENTRED_HIGH,
     CENTRED_MATCHED,
     FP32,
     HIGH,
+    MATCHED,
     NONE,
     OWN,
     OWN_HIGH,
+    ROWS_MATCHED,
     SHAMS,
     SHAMS_MATCHED,
     pairs,
@@ -61,8 +65,8 @@ class Scale:
 
 ABOUT = "measured in the middle and at the end, on the first sequence"
 SIZES: dict[str, Any] = {"layers": 2, "heads": 4, "width": 128, "context": 64, "batch": 16}
-FEW = (NONE, CENTRED_MATCHED, BOTH)  # of --quick
-FORMATS = ("nvfp4", "int8", "mxfp4", "int4", "fp8-block")  # a recipe of each
+WHOLE = (NONE, CENTRED, *SHAMS, MATCHED, HIGH, CENTRED_MATCHED, CENTRED_HIGH, BOTH, BOTH_OF_P)
+FEW = (NONE, CENTRED, MATCHED, CENTRED_MATCHED, BOTH)
 QUICK = Scale(
     name="quick",
     config=Config(
@@ -73,26 +77,30 @@ QUICK = Scale(
         1e-2: [
             (recipe, cure)
             for recipe, cure in pairs()
-            if (recipe, cure) == (BF16, NONE) or (recipe == "nvfp4" and cure in FEW)
+            if (recipe, cure) == (BF16, NONE)
+            or (recipe == "nvfp4" and cure in (NONE, CENTRED_MATCHED, BOTH))
         ]
     },
 )
-# at the rate of the other studies, and at a third of it one recipe of each format
+# at the rate of the other studies, where BF16 is noisy, and at a third of it
 FULL = Scale(
     name="full",
     config=Config(**SIZES, plan="fa2-bf16", warmup=100, steps=1000),
     seeds=5,
     pairs={
         1e-2: [
-            (recipe, cure)
-            for recipe, cure in pairs()
-            if recipe in FORMATS or cure not in (*SHAMS_MATCHED, OWN, OWN_HIGH)
+            *((recipe, cure) for recipe, cure in pairs() if cure in WHOLE or recipe == BF16),
+            *(("nvfp4", cure) for cure in (*SHAMS_MATCHED, OWN, OWN_HIGH)),
+            *(("int8", cure) for cure in SHAMS_MATCHED),
+            ("mxfp4", ROWS_MATCHED),
         ],
         3e-3: [
-            (recipe, cure)
-            for recipe, cure in pairs()
-            if recipe in (BF16, FP32)
-            or (recipe in FORMATS and cure not in (*SHAMS, *SHAMS_MATCHED, HIGH, CENTRED_HIGH))
+            (BF16, NONE),
+            (BF16, CENTRED),
+            (FP32, NONE),
+            *(("nvfp4", cure) for cure in (*FEW, OWN, OWN_HIGH, BOTH_OF_P)),
+            *(("int8", cure) for cure in (*FEW, BOTH_OF_P)),
+            *(("mxfp4", cure) for cure in FEW),
         ],
     },
 )
