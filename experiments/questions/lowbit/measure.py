@@ -110,6 +110,23 @@ def _measured(
     return {name: float(numbers[name]) for name in COLUMNS}
 
 
+def mean_key_errors(
+    plan: Plan, q: Floats, k: Floats, v: Floats, do: Floats, **call: Any
+) -> tuple[float, float]:
+    """Return the error of dQ in a plan with smoothed keys, and that with rowsum(dS) mean(K) added.
+
+    In exact arithmetic the sum is 0, and dS (K - mean) is dS K. Kernels that smooth K add the term.
+    """
+    found = examine(q, k, v, do, plan=plan, record=Record(events=(Site.DS,)), **call)
+    ds = np.asarray(found.trace.events[Site.DS][1], np.float64)
+    sums = np.where(seen(ds.shape, bool(call.get("is_causal"))), ds, 0.0).sum(-1)
+    term = q.shape[-1] ** -0.5 * sums.swapaxes(1, 2)[..., None] * k.mean(1, keepdims=True)
+    want = exact(q, k, v, do, bool(call.get("is_causal")))[0]
+    own = np.asarray(found.dq, np.float64)
+    size = np.sqrt(np.square(want).sum())
+    return tuple(float(np.sqrt(np.square(x - want).sum()) / size) for x in (own, own + term))
+
+
 def _rms(x: Floats) -> float:
     return float(np.sqrt(np.square(x).mean()))
 

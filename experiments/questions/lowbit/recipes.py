@@ -163,7 +163,9 @@ CURES = {
         own=True,
     ),
     BOTH: Cure(title="matched, high-precision dS", matched=True, high=True),
-    BOTH_OF_P: Cure(title="... and O of unrounded P", matched=True, high=True, delta="P_DP"),
+    BOTH_OF_P: Cure(
+        title="matched, high-precision dS, O of unrounded P", matched=True, high=True, delta="P_DP"
+    ),
 }
 
 

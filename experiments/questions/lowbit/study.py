@@ -240,7 +240,7 @@ def claims(r: Results) -> Iterator[Verdict]:
                     case = f"{TITLES[name]}{where}"
                     yield verdict_on("delta", claim.text, case, word, measured, estimate)
             values, count = pooled(r, rate, claim.cure, claim.other)
-            if len(values) > 1:
+            if len(values) > 1 and count > 1:
                 estimate = mean(values)
                 word = judge(estimate, (-math.inf, claim.limit))
                 case = f"mean of {count} recipes{where}"
