@@ -34,7 +34,7 @@ def test_every_study_is_there_once():
         len({entry.name for entry in STUDIES})
         == len({entry.command for entry in STUDIES})
         == len(STUDIES)
-        == 18
+        == 20
     )
     assert all(
         entry.command == f"reproduce {entry.name}"
