@@ -18,7 +18,14 @@ from roundscope.tools.errors import UsageError, bad, one_line, why
 from roundscope.tools.identify.adapters import ADAPTERS, OF_FILES, kernel, plain_name
 from roundscope.tools.identify.options import IdentifyOptions
 from roundscope.tools.tensors.files import open_tensors
-from roundscope.tools.tensors.layers import BARE, SHOWN, Layer, read_layers, sample_path
+from roundscope.tools.tensors.layers import (
+    BARE,
+    SHOWN,
+    Layer,
+    check_unbiased,
+    read_layers,
+    sample_path,
+)
 from roundscope.tools.tensors.overrides import AS_THE_FILE, Overrides, overrides_of
 
 GRADIENTS = ("dq", "dk", "dv")
@@ -140,6 +147,7 @@ def whole_of_file(
         problem = f"has {len(layers)} layers, {names}{more}; choose one with --layer"
         raise bad("FILE", str(path), problem)
     [own] = layers
+    check_unbiased(own, "run that, or add --bias none to leave it out")
     prefix = f"{own.prefix}." if own.prefix else ""
     with open_tensors(path) as file:
         order = (layout or file.metadata["layout"]).upper()
