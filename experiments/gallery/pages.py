@@ -101,7 +101,7 @@ SOURCES = {  # of studies that `source_of` has no rule for
     catalogue.SU.name: _paper(
         catalogue.SU,
         _links(MX, "mx-instability"),
-        {"su-proxy.sqlite.gz": "proxy-h200.sqlite", "su-ln-fix.sqlite.gz": "proxy.sqlite"},
+        {"su-proxy.sqlite.gz": "proxy.sqlite", "su-ln-fix.sqlite.gz": "su.sqlite"},
     ),
     catalogue.MXFP8.name: _paper(
         catalogue.MXFP8,
