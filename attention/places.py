@@ -259,9 +259,11 @@ def _check_mask(injection: Injection, sizes: Sizes, owner: str) -> None:
     whole = (most["batch"], most["heads"], most["rows"], last)
     if any(own not in (1, size) for own, size in zip(injection.mask.shape, whole, strict=True)):
         event = whole if injection.site.has_second else whole[:3]
+        heads = "key heads" if injection.site in KEY_SITES else "heads"
         raise ValueError(
-            f"{injection.site}:mask of shape {injection.mask.shape[: len(event)]}: the event of"
-            f" {owner} has shape {event}; leading axes may be left out"
+            f"{injection.site}:mask of shape {injection.mask.shape[: len(event)]}: must be batch"
+            f" entries x {heads} x {injection.site.axes}, which is {event} for {owner}, or without"
+            f" the first axes, as {event[2:]}; an axis of 1 stands for all"
         )
 
 

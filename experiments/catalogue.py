@@ -50,6 +50,14 @@ GOLDEN = Entry(
     seeds=(8, 30),
     note="467 s are with --engine xla and without its trainings, which have 5 and 10 seeds",
 )
+LONG = Entry(
+    name="long",
+    command="reproduce long",
+    question="Does FlashAttention's deviation grow to 8,192 tokens, and do weights drift apart?",
+    paper="arXiv 2405.02803, Is Flash Attention Stable?",
+    seeds=(6, 6),
+    note="parts of golden at other sizes; the trainings have 5 and 4 seeds, and want a GPU",
+)
 QIU_YAO = Entry(
     name="qiu-yao",
     command="reproduce qiu-yao",
@@ -66,6 +74,14 @@ RELEASED = Entry(
     full=656,
     seeds=(2, 5),
     note="at three times the rate 3 and 10 seeds",
+)
+MECHANISM = Entry(
+    name="mechanism",
+    command="reproduce mechanism",
+    question="Are the updates that arXiv 2510.04212 blames alike, have their errors one sign, and"
+    " do several maxima warn?",
+    paper="arXiv 2510.04212, Why Low-Precision Transformer Training Fails",
+    seeds=(4, 4),
 )
 SU = Entry(
     name="su",
@@ -189,7 +205,7 @@ KERNELS = Entry(
 )
 
 # run by `roundscope reproduce`
-PAPERS = (GOLDEN, QIU_YAO, RELEASED, SU, MXFP8, FA4, TWO_LEVEL, ALARM)
+PAPERS = (GOLDEN, LONG, QIU_YAO, RELEASED, MECHANISM, SU, MXFP8, FA4, TWO_LEVEL, ALARM)
 DOSES = (BIAS, SCALING, CONDITIONS, IDENTITY)  # run by `roundscope dose --study`
 PROXIES = (FORMATS, INTERVENTIONS)  # run by `roundscope proxy --study`
 STUDIES = (*PAPERS, DOSE, *DOSES, *PROXIES, ACCUMULATORS, KERNELS)

@@ -29,9 +29,9 @@ class TrainOptions:
             metavar="CONFIG.toml|KEY=VALUE",
             help="Settings of the run. The keys are layers heads width context vocab batch steps"
             " parts lr min_lr warmup decay_steps beta1 beta2 weight_decay clip position"
-            " qk_norm tied mlp_ratio matmul plan changes sums engine block data data_seed"
-            " init_seed checkpoint_every keep monitor_every drift_alarm. A file has the same"
-            " keys, and seeds = [..], [arms], [at].",
+            " qk_norm tied mlp_ratio gated llama optimizer matmul plan changes sums engine block"
+            " data data_seed init_seed checkpoint_every keep monitor_every drift_alarm. A file has"
+            " the same keys, and seeds = [..], [arms], [at].",
         ),
     ] = field(default_factory=list)
     out: Annotated[

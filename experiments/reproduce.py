@@ -30,16 +30,20 @@ def study_of(
     """Return a paper's study by name, imported here; engine and jobs may raise UsageError."""
     from roundscope.experiments.papers import fa4, two_level
     from roundscope.experiments.papers.failure_2510_04212 import study as failure
+    from roundscope.experiments.papers.mechanism_2510_04212 import study as mechanism
     from roundscope.experiments.papers.microscaling_2506_20752 import study as microscaling
     from roundscope.experiments.papers.mxfp8_2506_08027 import study as mxfp8
     from roundscope.experiments.papers.released_2510_04212 import study as released
+    from roundscope.experiments.papers.stability_2405_02803 import long
     from roundscope.experiments.papers.stability_2405_02803 import study as stability
     from roundscope.experiments.questions.alarm import study as alarm
 
     asked: dict[str, Callable[[bool], Study[Any]]] = {
         catalogue.GOLDEN.name: lambda quick: stability.asked(quick, engine, jobs),
+        catalogue.LONG.name: lambda quick: long.asked(quick, engine, jobs),
         catalogue.QIU_YAO.name: failure.asked,
         catalogue.RELEASED.name: released.asked,
+        catalogue.MECHANISM.name: mechanism.asked,
         catalogue.SU.name: microscaling.asked,
         catalogue.MXFP8.name: mxfp8.asked,
         catalogue.FA4.name: fa4.asked,

@@ -20,10 +20,12 @@ import math
 import re
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from roundscope.emu.blocks.names import BLOCKS, ScaleRule, is_of_blocks
 from roundscope.emu.errors import tidy_errors, unknown
 from roundscope.emu.formats.format import Format, format_named
-from roundscope.emu.numbers import check_count, check_truth
+from roundscope.emu.numbers import check_count, check_real, check_truth
 from roundscope.emu.roundings.modes import (
     Overflow,
     Rounding,
@@ -77,12 +79,16 @@ class BlockFormat:
         tensor: whether the array also has one binary32 scale, which multiplies the scales of all
             blocks (NVFP4). It is (largest finite magnitude of the array) / (scale.max_finite *
             element.max_finite), or 1 for an array of zeros.
+        tensor_scale: the scale of the array where it is given, as by a calibration, in place of the
+            one that `tensor` describes. It is stored in binary32, to which another number is
+            rounded. None takes the one that `tensor` describes.
 
     Raises:
-        ValueError: for an element format that is unsigned, has more than 11 significand bits or
-            does not fit binary32; for a scale format without NaN, outside binary32, with a largest
-            number below 1, or with more than 24 significand bits (11 if `tensor` is True); for a
-            rule that does not fit the formats; and for a size or a number of rows below 1.
+        ValueError: for a tensor scale in a format without one, or one that is not finite and above
+            0 in binary32; for an element format that is unsigned, has more than 11 significand bits
+            or does not fit binary32; for a scale format without NaN, outside binary32, with a
+            largest number below 1, or with more than 24 significand bits (11 if `tensor` is True);
+            for a rule that does not fit the formats; and for a size or a number of rows below 1.
         TypeError: for an element that is not a `Rounding`, a scale that is not a `Format`, or a
             size or a number of rows that is not a whole number.
 
@@ -101,6 +107,7 @@ class BlockFormat:
     scale: Format = E8M0
     rule: ScaleRule = ScaleRule.FLOOR
     tensor: bool = False
+    tensor_scale: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.element, Rounding):
@@ -141,11 +148,20 @@ class BlockFormat:
                 f"rule={self.rule}: a power of two under a tensor scale; use nearest or rceil and"
                 " tensor=False, or scale e4m3fn"
             )
+        if self.tensor_scale is not None:
+            if not self.tensor:
+                raise ValueError(
+                    f"tensor_scale={shown(self.tensor_scale)}: only NVFP4 has a scale of the whole"
+                    " array; leave it out"
+                )
+            object.__setattr__(self, "tensor_scale", _in_binary32(self.tensor_scale))
 
     def __str__(self) -> str:
         known = next((name for name, f in BLOCK_NAMED.items() if f == self), None)
         tile = f"{self.rows}x{self.size}" if self.rows > 1 else f"{self.size}"
         tensor = "*fp32" if self.tensor else ""
+        if self.tensor_scale is not None:
+            return f"{replace(self, tensor_scale=None)} under {self.tensor_scale:.9g}"
         return known or f"{self.element}[{tile}]*{self.scale.name}:{self.rule}{tensor}"
 
     @property
@@ -158,6 +174,13 @@ class BlockFormat:
     def bits(self) -> float:
         """The number of stored bits per number, in an array whose blocks are all full."""
         return self.element.format.bits + self.scale.bits / (self.size * self.rows)
+
+
+def _in_binary32(scale: float) -> float:
+    """Return a given scale of a whole array in binary32, where it must be finite and above 0."""
+    repair = "the scale of an array is finite and above 0 in binary32"
+    check_real("tensor_scale", scale, 2.0**-150, (2.0 - 2.0**-24) * 2.0**127, repair)
+    return float(np.float32(scale))
 
 
 _SHAPE = re.compile(r"(\w+)\[(?:([0-9]+)x)?([0-9]+)\](?:\*(\w+))?")
@@ -213,7 +236,7 @@ def in_words(f: BlockFormat) -> str:
 
 def _shape(f: BlockFormat) -> tuple[object, ...]:
     """Return what only the name of a block format decides, without what further words set."""
-    return f.element.format, f.element.overflow, f.size, f.rows, f.scale, f.tensor
+    return f.element.format, f.element.overflow, f.size, f.rows, f.scale, f.tensor, f.tensor_scale
 
 
 @tidy_errors
@@ -224,6 +247,7 @@ def block_format(
     rule: str | ScaleRule | None = None,
     overflow: str | Overflow | None = None,
     seed: int | None = None,
+    tensor_scale: float | None = None,
 ) -> BlockFormat:
     """Return a `BlockFormat` by name, with changes.
 
@@ -238,6 +262,8 @@ def block_format(
             the format by default.
         seed: the seed of the stochastic mode, a whole number from 0 to 2^32 - 1; that of the format
             by default.
+        tensor_scale: the given scale of the whole array, as of `BlockFormat`; that of the format by
+            default.
 
     Returns:
         The block format with these changes.
@@ -260,7 +286,9 @@ def block_format(
         named = block_format(
             name, words.get("mode"), rule=words.get("rule"), overflow=words.get("overflow")
         )
-        return block_format(named, mode, rule=rule, overflow=overflow, seed=seed)
+        return block_format(
+            named, mode, rule=rule, overflow=overflow, seed=seed, tensor_scale=tensor_scale
+        )
     if isinstance(format, str) and not is_of_blocks(format):
         raise ValueError(unknown("block format", format, BLOCK_NAMED))
     if not isinstance(format, (str, BlockFormat)):
@@ -273,4 +301,5 @@ def block_format(
     assert isinstance(base, BlockFormat)
     element = rounding(base.element, mode, overflow=overflow, seed=seed)
     rule = base.rule if rule is None else member(ScaleRule, "scale rule", rule)
-    return replace(base, element=element, rule=rule)
+    given = base.tensor_scale if tensor_scale is None else tensor_scale
+    return replace(base, element=element, rule=rule, tensor_scale=given)

@@ -322,6 +322,8 @@ def tensor_scale(x: np.ndarray, f: BlockFormat) -> float:
     """Return the scale T of a whole array of blocks, which is 1 where the format has none."""
     if not f.tensor:
         return 1.0
+    if f.tensor_scale is not None:
+        return f.tensor_scale
     finite = np.abs(x[np.isfinite(x)])
     top = float(finite.max()) if finite.size else 0.0
     return tensor_of(int(np.float64(top).view(np.int64)), quotients_of(f)) if top else 1.0

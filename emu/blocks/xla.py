@@ -99,7 +99,8 @@ def _wide(x: Array, f: BlockFormat, random: Array | None) -> tuple[Array, Array,
     a = b & C64.magnitude
     top = a.max(axis=1, keepdims=True)
     good = top < C64.infinity
-    tensor = _tensor(a, quotients_of(f)) if f.tensor else jnp.float64(1.0)
+    given = 1.0 if not f.tensor else f.tensor_scale
+    tensor = _tensor(a, quotients_of(f)) if given is None else jnp.float64(given)
     if f.power_of_two:
         e = RULE.exponent(top, powers_of(f))
         q, scales = RULE.shifted(a, e), _float((e + 1023) << 52)

@@ -87,8 +87,21 @@ SOURCES = {  # of studies that `source_of` has no rule for
         command="reproduce golden --engine xla",
         links=_links("is-flash-attention-stable-arxiv-240502803", "is-it-stable"),
     ),
+    catalogue.LONG.name: _paper(
+        catalogue.LONG,
+        _links("is-flash-attention-stable-arxiv-240502803", "is-it-stable"),
+        {"long.sqlite": "golden.sqlite"},
+    ),
+    catalogue.QIU_YAO.name: _paper(
+        catalogue.QIU_YAO,
+        _links("why-low-precision-transformer-training-fails-arxiv-251004212", "why-bf16-fails"),
+        # the older file is read into the newer one
+        {"qiu-yao.sqlite": "qiu-yao-h200.sqlite", "qiu-yao-h100.sqlite": "qiu-yao.sqlite"},
+    ),
     catalogue.SU.name: _paper(
-        catalogue.SU, _links(MX, "mx-instability"), {"su-proxy.sqlite.gz": "proxy.sqlite"}
+        catalogue.SU,
+        _links(MX, "mx-instability"),
+        {"su-proxy.sqlite.gz": "proxy-h200.sqlite", "su-ln-fix.sqlite.gz": "proxy.sqlite"},
     ),
     catalogue.MXFP8.name: _paper(
         catalogue.MXFP8,
@@ -143,9 +156,7 @@ SOURCES = {  # of studies that `source_of` has no rule for
     ),
 }
 LINKS = {  # of the other studies, if there are any
-    catalogue.QIU_YAO.name: _links(
-        "why-low-precision-transformer-training-fails-arxiv-251004212", "why-bf16-fails"
-    ),
+    catalogue.MECHANISM.name: _links("what-its-mechanism-rests-on", "why-bf16-fails"),
     catalogue.RELEASED.name: _links(
         "the-same-on-the-arithmetic-that-the-released-code-runs", "why-bf16-fails"
     ),
@@ -258,8 +269,7 @@ def text_of(entry: Entry, folder: Path) -> str:
         outcome, results = measured(study, Path(path), bool(source.records))
         if results is None:
             raise RuntimeError(f"{entry.name}: there is nothing to draw")
-        is_whole = outcome.there == outcome.launches
-        static = study.static(lambda n: None) if study.static and is_whole else Static()
+        static = study.static(lambda n: None) if study.static else Static()
     drawn = f"Computed on a CPU by `roundscope {source.command}`."
     if source.records:
         files = " and ".join(f"`docs/runs/{file}`" for file in source.records)

@@ -36,7 +36,7 @@ from roundscope.tools.report.model import (
     Text,
     notes,
 )
-from roundscope.tools.report.pictures import BAND, INK, QUIET, UP, WIDTH
+from roundscope.tools.report.pictures import BAND, INK, NARROW, QUIET, UP, WIDTH
 from roundscope.tools.report.terminal import plain
 from roundscope.tools.results.folder import request_of
 from roundscope.tools.results.machine import command_line, device, has_gpu, versions
@@ -71,7 +71,7 @@ def report(found: Findings) -> Report:
     used_here = ", ".join(f"{name} {version}" for name, version in used().items())
     measured = notes(READ, *said, f"{used_here}; {where()}.", f"{found.seconds:.0f} s.")
     compared = found.compared if found.compared and found.compared.findings else None
-    drawn = [] if compared is None else [picture(compared, MARGINS)]
+    drawn = [] if compared is None else [(picture(compared, MARGINS), narrow_picture(compared))]
     return Report(
         title=f"check {found.name} against {found.asked.plan}",
         heading=f"{found.name} against {found.asked.plan}",
@@ -82,7 +82,7 @@ def report(found: Findings) -> Report:
             *notes(*found.notes),
             Folded("How to read this page, and how it was measured", measured),
             _tests(found),
-            *(Picture("How does it differ from the plan?", x, CAPTION) for x in drawn),
+            *(Picture("How does it differ from the plan?", x, CAPTION, y) for x, y in drawn),
             *(
                 Section(f"{test.capitalize()}: {question}", [_answers(found.of(test))])
                 for test, question in QUESTIONS.items()
@@ -353,20 +353,28 @@ TITLES = {
 }
 CAPTION = (
     "Each dot is the mean over heads of one result on one kind of inputs; the bar is three standard"
-    " errors. Left: the kernel's relative rms error over that of the plan. Right: how much longer"
+    " errors. First: the kernel's relative rms error over that of the plan. Then: how much longer"
     " (above 0) or shorter (below 0) its result is than the plan's, as a share of the plan's error."
     " Gray: within the margins. A red ring is an alarm."
 )
 
 
-def picture(compared: Comparison, margins: Margins) -> Figure:
+def narrow_picture(compared: Comparison) -> Figure:
+    """Draw the same for a telephone, one panel below the other."""
+    return picture(compared, MARGINS, narrow=True)
+
+
+def picture(compared: Comparison, margins: Margins, *, narrow: bool = False) -> Figure:
     """Draw the rms errors and the gains of every kind of inputs."""
     kinds = list(dict.fromkeys(f.inputs for f in compared.findings))
-    size = (WIDTH, 1.1 + 0.42 * len(kinds))
+    height = 0.42 * len(kinds)
+    size = (NARROW, 1.6 + 2 * height) if narrow else (WIDTH, 1.1 + height)
     figure = Figure(figsize=size, layout="constrained", facecolor="white")
-    axes = figure.subplots(1, 2, sharey=True)
+    axes = figure.subplots(2, 1, sharey=True) if narrow else figure.subplots(1, 2, sharey=True)
     for ax, statistic in zip(axes, TITLES, strict=True):
         _panel(ax, statistic, compared, kinds, margins)
+        if narrow:
+            ax.set_title(TITLES[statistic].replace(", ", ",\n"), fontsize=10, loc="left", color=INK)
     axes[0].set_yticks(range(len(kinds)), kinds, fontsize=9)
     axes[0].set_ylim(len(kinds) - 0.5, -0.5)
     handles = [

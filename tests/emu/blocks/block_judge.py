@@ -50,9 +50,11 @@ def _ceil_log2(x: Fraction) -> int:
 
 
 def tensor_scale(x: np.ndarray, f: BlockFormat) -> Fraction:
-    """T: the largest finite magnitude over the product of the two largest numbers, rounded to
-    binary32.
+    """T: given, or the largest finite magnitude over the product of the two largest numbers,
+    rounded to binary32.
     """
+    if f.tensor_scale is not None:
+        return Fraction(f.tensor_scale)
     top = max(
         (Fraction(float(abs(v))) for v in x.reshape(-1) if math.isfinite(v)), default=Fraction(0)
     )

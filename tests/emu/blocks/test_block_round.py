@@ -47,6 +47,7 @@ OTHERS = {
     ),
     "e5m2 to infinity": BlockFormat(element=rounding("e5m2", overflow="inf"), size=8),
     "e4m3 to NaN": BlockFormat(element=rounding("e4m3fn", overflow="nan"), size=8),
+    "nvfp4, a given tensor scale": replace(BLOCK_NAMED["nvfp4"], tensor_scale=0.0037),
 }
 FORMATS = {
     **{
