@@ -91,10 +91,10 @@ def _module_here(name: str) -> list[str] | None:
     path = Path(f"{name.replace('.', '/')}.py")
     if not re.fullmatch(r"[\w.]+", name) or not path.is_file():
         return None
-    found = re.findall(
-        r"^def ([a-z]\w*)\(", path.read_text(encoding="utf-8", errors="replace"), re.M
-    )
-    return [str(n) for n in found[:4]]
+    text = path.read_text(encoding="utf-8", errors="replace")
+    found = re.findall(r"^def ([a-z]\w*)\(\s*(q\b)?", text, re.M)
+    has_queries = any(q for _, q in found)
+    return [str(function) for function, q in found if q or not has_queries][:4]
 
 
 def _of_kernel(options: IdentifyOptions, overrides: Overrides) -> Call:
