@@ -104,8 +104,9 @@ def plan_given(plan: Any) -> Plan:
         return plan_of(plan) if ";" in plan else Plan.preset(plan)
     if not isinstance(plan, Plan):
         raise TypeError(
-            f"plan={shown(plan)}: give a Plan or a preset's name, such as 'fa2-bf16';"
-            " `examine` takes a list too"
+            f"plan={shown(plan)}: give a Plan or a preset's name, such as 'fa2' (FlashAttention-2"
+            " as torch runs it), 'fa2-bf16' (as published) or 'exact' (nothing rounds);"
+            " `roundscope plans` lists all; `examine` takes a list too"
         )
     return plan
 

@@ -37,6 +37,8 @@ class Call:
         implementation: "sdpa", or the name that the transformers library has for it.
         has_heads: Whether the model gave an axis of heads. Without one, as in (B N, T, H), N is 1,
             and heads of a model may be entries of the batch.
+        is_fast_path_off: Whether PyTorch would have computed it in the fast path of
+            `nn.MultiheadAttention`, which is off while attention is seen.
         run: The model's own attention of this call, with other q, k and v: the same mask,
             causality and scale, whatever the widths. It returns (B, N, T, Hv) and is
             differentiable.
@@ -56,6 +58,7 @@ class Call:
     implementation: str = "sdpa"
     alignment: Alignment = "top-left"
     has_heads: bool = True
+    is_fast_path_off: bool = False
     run: Run
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial, update_wrapper, wraps
@@ -32,6 +33,12 @@ from roundscope.attention.torch import other_calls
 from roundscope.attention.torch.call import CHAIN, Call, Handler
 from roundscope.attention.torch.declared import MARK
 from roundscope.attention.torch.discovery import MARK_IT, attention_layers, tell_unseen
+from roundscope.attention.torch.fast_path import (
+    OFF,
+    encoder_attention,
+    takes_fast_path,
+    without_fast_path,
+)
 from roundscope.emu.shown import shown
 
 
@@ -48,6 +55,7 @@ def intercept(
     *,
     layers: str | int | Sequence[int] = "*",
     modules: Iterable[str] | None = None,
+    is_told: bool = True,
 ) -> Interception:
     """Call `handler` in the place of a model's attention.
 
@@ -57,8 +65,9 @@ def intercept(
 
     While a layer is an `nn.MultiheadAttention`, the fast path of PyTorch's transformer modules is
     off (`torch.backends.mha.set_fastpath_enabled`), which eval mode takes without gradients and in
-    which no attention is called. With `need_weights=True`, its default, the weights that it
-    returns are its own, softmax of its scores, whatever the handler answers.
+    which no attention is called; a warning says so where it would have been taken. With
+    `need_weights=True`, its default, the weights that it returns are its own, softmax of its
+    scores, whatever the handler answers.
 
     Args:
         model: Any `nn.Module`.
@@ -66,6 +75,7 @@ def intercept(
             `lambda call: call.run(call.q, call.k, call.v)`.
         layers: Which layers, "*" for all; see `attention.models.selection.chosen`.
         modules: See `attention_layers`.
+        is_told: Whether a warning says that PyTorch's fast path would have been taken.
 
     Returns:
         An `Interception`, which removes the handler again.
@@ -101,12 +111,16 @@ def intercept(
     own = chosen(layers, list(found))
     if modules is None:
         tell_unseen(model, found.values(), stacklevel=3)
+    in_encoder = encoder_attention(model)
     undo: list[Callable[[], None]] = []
     try:
         for layer in own:
             undo.append(_installed(found[layer], layer, handler))
+            chain: _Chain = found[layer].__dict__[CHAIN]
+            chain.is_in_encoder = id(found[layer]) in in_encoder
+            chain.is_told = is_told
         if any(isinstance(found[layer], nn.MultiheadAttention) for layer in own):
-            undo.append(other_calls.without_fast_path())
+            undo.append(without_fast_path())
         undo.append(other_calls.routed([found[layer] for layer in own], _answered))
     except BaseException:
         for step in reversed(undo):
@@ -121,8 +135,11 @@ class _Chain:
     A copy of the module has None instead.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
         self.calls = 0
+        self.is_in_encoder = self.is_fast_path_off = False
+        self.is_told = True
         self.handlers: list[tuple[Layer, Handler]] = []
         self.restore: Callable[[], None]  # gives the module its own forward back
 
@@ -172,6 +189,9 @@ class _Seen(Wrapped):
         if not chain.handlers:
             return self.forward(*args, **kwargs)
         chain.calls = 0
+        chain.is_fast_path_off = takes_fast_path(chain.module, chain.is_in_encoder, *args, **kwargs)
+        if chain.is_fast_path_off and chain.is_told:
+            warnings.warn(OFF, stacklevel=2)
         with _Sdpa(chain):
             result = self.forward(*args, **kwargs)
         if not chain.calls:
@@ -190,8 +210,9 @@ class _Seen(Wrapped):
                 f" (from_pretrained and from_config take it), or, where it has none, {MARK_IT}"
             )
         return (
-            f"In its own code, {MARK_IT}, also where another kernel does it, as flex_attention,"
-            " whose dense mask mask= takes; or choose other layers"
+            f"In its own code, {MARK_IT}, also where another kernel does it, as"
+            " attention_function(flex_attention), whose programs become a mask and a bias; or"
+            " choose other layers"
         )
 
 
@@ -200,7 +221,7 @@ def _installed(module: nn.Module, layer: Layer, handler: Handler) -> Callable[[]
     own = module.__dict__
     chain: _Chain | None = own.get(CHAIN)
     if chain is None:
-        chain = own[CHAIN] = _Chain()
+        chain = own[CHAIN] = _Chain(module)
         before = own.get("forward")  # of the instance, as accelerate gives it one
         seen = own["forward"] = _Seen(module.forward, chain)
         chain.restore = partial(_restore, own, before, seen)
@@ -253,7 +274,7 @@ class _Sdpa(TorchFunctionMode):
 def _answered(chain: _Chain, call: Call) -> Tensor:
     """Return the output by the handlers of a chain, the last one first."""
     chain.calls += 1
-    return _through(chain.handlers, call)
+    return _through(chain.handlers, replace(call, is_fast_path_off=chain.is_fast_path_off))
 
 
 def _through(handlers: Sequence[tuple[Layer, Handler]], call: Call) -> Tensor:

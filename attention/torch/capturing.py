@@ -38,6 +38,7 @@ from roundscope.attention.torch.arrays import numpy_of
 from roundscope.attention.torch.call import CHAIN, Call
 from roundscope.attention.torch.calls import intercept, kernel_chosen
 from roundscope.attention.torch.discovery import attention_layers
+from roundscope.attention.torch.fast_path import OFF
 
 GRADIENTS = ("dq", "dk", "dv")
 SHOWN = 8  # how many layers that did not run are named
@@ -290,6 +291,8 @@ def _notes(call: Call, is_nested: bool) -> list[str]:
         notes.append(
             f"autocast to {torch.get_autocast_dtype(kind)} was on, which changes types inside"
         )
+    if call.is_fast_path_off:
+        notes.append(OFF)
     if is_nested:
         notes.append("another interception of Roundscope was in place, which may have answered")
     return notes
@@ -312,8 +315,9 @@ def capture(
 
     The file has q, k, v, the mask, scale, causality and output of each call, and do, dq, dk and dv
     if there was a backward; see `attention.models.capture_file`. `roundscope trace`, `identify` and
-    `diagnose` read it. The model's outputs and gradients keep every bit (but a
-    `nn.TransformerEncoderLayer` in eval mode, which has a fast path that is not taken meanwhile).
+    `diagnose` read it. The model's outputs and gradients keep every bit, but where PyTorch takes
+    the fast path of `nn.MultiheadAttention` or `nn.TransformerEncoderLayer` (eval mode without
+    gradients): that is off meanwhile, and a warning and a note in the file say so.
 
     A forward pass is a call of the model. Where its parts are called without it, a pass begins with
     a layer that was called already. A forward that activation checkpointing repeats in the backward

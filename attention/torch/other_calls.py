@@ -30,7 +30,6 @@ from torch.overrides import TorchFunctionMode
 from roundscope.attention.torch.call import CHAIN, Call
 
 WITH_WEIGHTS = "nn.MultiheadAttention with need_weights"  # Call.implementation
-_slow: list[bool] = []  # for each interception of such modules, whether the fast path was on
 
 
 def _opened(function: Any) -> Callable[..., tuple[Tensor, Tensor | None]]:
@@ -49,24 +48,6 @@ opened = _opened(F.multi_head_attention_forward)
 def traceable(function: Any) -> Any:
     """Return a function as torch.compile traces it in a mode, where `Tensor.unflatten` fails."""
     return torch.unflatten if function is Tensor.unflatten else function
-
-
-def without_fast_path() -> Callable[[], None]:
-    """Switch the fast path of `nn.TransformerEncoder` off, which calls no attention of a module.
-
-    It serves models in eval mode without gradients, layer by layer, and skips padding. The switch
-    is `torch.backends.mha.set_fastpath_enabled`, which is one for the process. The function that is
-    returned restores it, as it was before the first of several calls.
-    """
-    _slow.append(torch.backends.mha.get_fastpath_enabled())
-    torch.backends.mha.set_fastpath_enabled(False)
-
-    def undo() -> None:
-        before = _slow.pop()
-        if not _slow:
-            torch.backends.mha.set_fastpath_enabled(before)
-
-    return undo
 
 
 def weighted(

@@ -114,6 +114,9 @@ def usage_line(error: Exception, args: Sequence[str]) -> str | None:
         return None
     text = " ".join(str(error.format_message()).split())  # that of typer says neither value nor end
     param = getattr(error, "param", None)
+    if "extra argument" in text:
+        path = getattr(getattr(error, "ctx", None), "command_path", "roundscope")
+        text = f"{text.rstrip('.')}; {path} --help says what it takes"
     wrong, options = "", getattr(param, "opts", ())  # the last value that was given
     for word, value in zip(args, [*args[1:], ""], strict=True):
         name, sign, joined = word.partition("=")

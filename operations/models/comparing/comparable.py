@@ -9,23 +9,42 @@ import numpy as np
 
 from roundscope.operations.models.comparing.tokens import Incomparable, common_tokens
 from roundscope.operations.models.comparing.words import FEW
-from roundscope.operations.models.replay import wide
+from roundscope.operations.models.replay import same, wide
 from roundscope.operations.models.tape import PARAMETER, Tape
 from roundscope.operations.models.tape_file import digested
 
 LAYER = re.compile(r"((?:\w+\.)*?\d+)\.")  # the path of the first module in a list
+ROUNDED = ("bfloat16", "float16", "float32", "float64")  # types that need no scales
 Digests: TypeAlias = Mapping[str, tuple[str, tuple[int, ...], str]]  # type, shape and digest
 
 
-def check_comparable(a: Tape, b: Tape) -> None:
-    """Refuse runs of other tokens, or of other weights."""
+def check_comparable(a: Tape, b: Tape) -> list[str]:
+    """Refuse runs of other tokens, or of other weights; return what is to be known of the weights.
+
+    Weights in two types are the same ones if each of their numbers may be one number that was
+    rounded to either: BF16 weights are those of an FP32 model that was cast.
+    """
     weights = digested(a), digested(b)
     _check_architectures(*weights)
-    other = [
-        name
+    common = {
+        name: (one, two)
         for name, one in weights[0].items()
-        if one[:2] == (two := weights[1].get(name, one))[:2] and one[2] != two[2]
-    ]
+        if (two := weights[1].get(name)) is not None and one[1] == two[1]
+    }
+    other = [name for name, (one, two) in common.items() if one[0] == two[0] and one[2] != two[2]]
+    notes: list[str] = []
+    cast: list[str] = []
+    unchecked: list[str] = []
+    for name, (one, two) in common.items():
+        if one[0] == two[0]:
+            continue
+        values = _values(a, b, name)
+        if values is None or not all(x.dtype.name in ROUNDED for x in values):
+            unchecked.append(name)
+        elif not _may_be_one(*values):
+            other.append(name)
+        elif not same(*map(wide, values)):
+            cast.append(name)
     if other:
         largest, name = max((_apart(a, b, name), name) for name in other)
         name = name.removeprefix(PARAMETER)
@@ -35,17 +54,49 @@ def check_comparable(a: Tape, b: Tape) -> None:
             f" differ, {which}; give both the same"
         )
     common_tokens(a, b)
+    if cast:
+        kinds = " and ".join(dict.fromkeys(x[0] for n in cast for x in common[n]))
+        notes.append(
+            f"weights: {len(cast)} of {len(weights[0])} parameters are equal after rounding alone"
+            f" ({kinds}); the rounding of weights is part of the gap"
+        )
+    if unchecked:
+        kinds = " and ".join(dict.fromkeys(x[0] for n in unchecked for x in common[n]))
+        notes.append(
+            f"weights: not compared: {len(unchecked)} of {len(weights[0])} parameters, such as"
+            f" {unchecked[0].removeprefix(PARAMETER)} ({kinds}): they are in two types, and a file"
+            " has no weights or the types have scales of their own"
+        )
+    return notes
 
 
-def _apart(a: Tape, b: Tape, name: str) -> float:
-    """Return the largest difference of a parameter; -1 if a file has no weights, and inf of NaN."""
+def _values(a: Tape, b: Tape, name: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the numbers of a parameter in both runs; None if a file has no weights."""
     found = []
     for tape in (a, b):
         value = next(i for i, value in enumerate(tape.values) if value.name == name)
         if tape.values[value].array is None:
-            return -1.0
-        found.append(wide(tape.numpy(value)))
-    largest = float(np.abs(found[0] - found[1]).max(initial=0.0))
+            return None
+        found.append(tape.numpy(value))
+    return found[0], found[1]
+
+
+def _may_be_one(a: np.ndarray, b: np.ndarray) -> bool:
+    """Return whether both may be the same numbers, rounded to nearest to two types."""
+    with np.errstate(all="ignore"):  # a number may be too large for a type
+        x, y = wide(a), wide(b)
+        is_one = (x == y) | (np.isnan(x) & np.isnan(y))
+        is_one |= (wide(a.astype(b.dtype)) == y) | (wide(b.astype(a.dtype)) == x)
+        is_one |= np.abs(x - y) <= (wide(np.spacing(np.abs(a))) + wide(np.spacing(np.abs(b)))) / 2
+    return bool(is_one.all())
+
+
+def _apart(a: Tape, b: Tape, name: str) -> float:
+    """Return the largest difference of a parameter; -1 if a file has no weights, and inf of NaN."""
+    values = _values(a, b, name)
+    if values is None:
+        return -1.0
+    largest = float(np.abs(wide(values[0]) - wide(values[1])).max(initial=0.0))
     return inf if isnan(largest) else largest
 
 

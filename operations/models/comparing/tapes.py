@@ -47,7 +47,7 @@ def compare_tapes(
         Incomparable: They are of other tokens or weights, or of operations that do not correspond.
         ReplayError: A run, run again, gives other bits.
     """
-    check_comparable(a, b)
+    of_weights = check_comparable(a, b)
     replay = Replay(align(a, b))
     for number in range(len(replay.pairs)):
         if lost := replay.unconnected(number):
@@ -70,7 +70,7 @@ def compare_tapes(
     left = interaction = 0.0
     worth: dict[str, Share] = {}
     noise: dict[str, float] = {}
-    notes = _notes(a, b)
+    notes = [*of_weights, *_notes(a, b)]
     if not_finite := int((~np.isfinite(gap)).sum()):
         what = [int((~np.isfinite(end)).sum()) for end in ends]
         notes.insert(
@@ -261,6 +261,11 @@ def _notes(a: Tape, b: Tape) -> list[str]:
     ]
     if max(a.steps, b.steps) > 1:
         notes.append(passes(a, b))
+    told: dict[str, list[str]] = {}
+    for name, tape in (("A", a), ("B", b)):
+        for text in dict.fromkeys(x.note for x in tape.entries if x.operation != UNKNOWN):
+            told.setdefault(text, []).append(name)
+    notes += [f"{' and '.join(names)}: {text}" for text, names in told.items() if text]
     if sides := [name for name, tape in (("A", a), ("B", b)) if tape.has_default_logprobs]:
         notes.append(
             f"{' and '.join(sides)}: the log-probabilities are computed from the logits in"

@@ -3,6 +3,8 @@
 import copy
 import io
 import pickle
+import warnings
+from contextlib import ExitStack
 from functools import partial
 
 import pytest
@@ -239,8 +241,9 @@ def test_the_causal_hint_without_a_mask_is_refused_as_by_pytorch():
 def test_encoders_of_pytorch_are_seen(is_training):
     """The fast path of eval mode, which calls no attention, and drops padding."""
     model = encoder().train(is_training)
-    with torch.set_grad_enabled(is_training):
+    with torch.set_grad_enabled(is_training), warnings.catch_warnings():
         own = model(X, src_key_padding_mask=HIDDEN)
+        warnings.filterwarnings("ignore", "the fast path")  # the next test is about it
         kept = Kept()
         with intercept(model, kept):
             found = model(X, src_key_padding_mask=HIDDEN)
@@ -256,6 +259,61 @@ def test_encoders_of_pytorch_are_seen(is_training):
     assert torch.equal(found, own) == is_training
     # some processors add as the plan fp32 does, so a coarse plan shows that calls are answered
     assert (coarse - own)[~HIDDEN].abs().max() > 1e-3
+
+
+MASK = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
+IS_TAKEN = {  # autocast on a CPU is none to `nn.MultiheadAttention`
+    "plain": True,
+    "hidden": True,
+    "autocast": True,
+    "encoder": True,
+    "encoder with a mask": True,
+    "encoder with SiLU and a mask": False,
+    "train": False,
+    "grad": False,
+    "time first": False,
+    "mask of numbers": False,
+    "odd heads": False,
+    "user's mode": False,
+}
+
+
+@pytest.mark.parametrize("case", IS_TAKEN)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_warning_says_where_the_fast_path_is_off(case, monkeypatch, tmp_path):
+    """It comes exactly where PyTorch calls its fused functions without an interception."""
+    fused = []
+    for name in ("_native_multi_head_attention", "_transformer_encoder_layer_fwd"):
+        own = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *a, own=own: (fused.append(1), own(*a))[1])
+    heads = 1 if case == "odd heads" else HEADS
+    model = nn.MultiheadAttention(WIDTH, heads, batch_first=case != "time first")
+    given, options = (X, X, X), {}
+    if "encoder" in case:
+        how = {"activation": F.silu} if "SiLU" in case else {}
+        model = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, dropout=0.0, batch_first=True, **how)
+        given = (X, MASK) if "mask" in case else (X,)
+    elif case == "hidden":
+        options = {"key_padding_mask": HIDDEN}
+    elif case == "mask of numbers":
+        options = {"attn_mask": torch.zeros(MASK.shape).masked_fill(MASK, -torch.inf)}
+    model.train(case == "train")
+    with ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(case == "grad"))
+        if case == "autocast":
+            stack.enter_context(torch.autocast("cpu"))
+        if case == "user's mode":
+            stack.enter_context(torch.device("cpu"))
+        model(*given, **options)
+        found = stack.enter_context(warnings.catch_warnings(record=True))
+        warnings.simplefilter("always")
+        count = len(fused)
+        with capture(model, tmp_path / "calls.safetensors") as calls:
+            model(*given, **options)
+    told = [w for w in found if "fast path of nn.MultiheadAttention" in str(w.message)]
+    assert len(fused) == count and bool(told) == bool(count)
+    assert any("fast path" in note for note in calls[0].notes) == bool(count)
+    assert bool(count) == IS_TAKEN[case]
 
 
 def test_the_fast_path_returns_after_the_last_interception():

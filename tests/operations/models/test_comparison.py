@@ -153,6 +153,27 @@ def test_other_weights_are_refused():
         compared(Side(small.llama(), IDS), Side(other, IDS))
 
 
+def in_type(dtype: torch.dtype, times: float = 1.0) -> Side:
+    """Return a run of one layer, its weights, from one FP32 master, times a factor."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.LayerNorm(16))
+    with torch.no_grad():
+        model[0].weight[3] *= times
+    return Side(model.to(dtype), {"input": torch.ones(2, 16, dtype=dtype)})
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(torch.bfloat16, torch.float32), (torch.float16, torch.bfloat16)]
+)
+def test_weights_of_two_types_are_the_same_ones_up_to_their_rounding(one, other):
+    """Weights cast from one master are the same ones, which a note says; others are refused."""
+    found = compared(in_type(one), in_type(other))
+    assert sum("equal after rounding alone" in note for note in found.notes) == 1
+    for times in (1.25, 1.02):
+        with pytest.raises(Incomparable, match=r"1 of 4 parameters differ, 0\.weight most, by up"):
+            compared(in_type(one), in_type(other, times))
+
+
 def test_two_forward_passes_in_one_capture_are_told(tmp_path):
     model, path, told = small.llama(), tmp_path / "twice.safetensors", []
     with torch.no_grad(), capture(model, path, what="operations", tell=told.append):
@@ -252,6 +273,15 @@ def test_a_run_under_autocast_is_one_that_repeats():
 
 
 @pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:the fast path")
+def test_a_fast_path_that_is_not_compared_is_told():
+    """PyTorch serves an encoder layer by one fused function, which a recording does not see."""
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    side = Side(layer, {"src": torch.ones(1, 4, 16)})
+    found = compared(side, side)
+    assert found.equal and any(note.startswith("A and B: the fast path") for note in found.notes)
+
+
 def test_a_model_that_is_compiled_as_a_whole_is_one_operation():
     """Of which nothing is seen, and which is compared with all that it stands for."""
     given = {"input_ids": IDS, "use_cache": False}

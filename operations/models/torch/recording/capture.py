@@ -30,7 +30,9 @@ def capture_operations(
 
     The file has the inputs and results of every operation: RMSNorm, linear layers, rotary
     embeddings, attention, activations, sums, and whatever else runs. `roundscope compare` reads it.
-    No bit of the model's outputs changes. All results are kept in memory until the end.
+    No bit of the model's outputs changes, but where PyTorch takes its fast path of
+    `nn.MultiheadAttention`, which is off meanwhile: a warning says so. All results are kept in
+    memory until the end.
 
     Args:
         model: Any `nn.Module`.

@@ -21,6 +21,7 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporar
 from roundscope.attention.torch.call import Call
 from roundscope.attention.torch.calls import intercept
 from roundscope.attention.torch.discovery import attention_layers
+from roundscope.attention.torch.fast_path import OFF
 from roundscope.emu.shown import shown
 from roundscope.operations.models.tape import UNKNOWN, Tape, leaves
 from roundscope.operations.models.torch.recording.ended import ended
@@ -75,8 +76,14 @@ def _alone(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 @contextmanager
-def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
-    """Record what a model computes in this context; name: what an error message calls it.
+def recording(model: nn.Module, name: str = "model", is_served: bool = True) -> Iterator[Recorder]:
+    """Record what a model computes in this context.
+
+    Args:
+        model: It.
+        name: What an error message calls it.
+        is_served: Whether the model runs like this elsewhere too, without gradients, so that a
+            warning says where PyTorch would have taken its fast path of `nn.MultiheadAttention`.
 
     Raises:
         TypeError: `model` is not an `nn.Module`.
@@ -157,6 +164,7 @@ def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
             module=name,
             held=held,
             settings=settings,
+            note=OFF if is_served and call.is_fast_path_off else "",
         )
 
     with ExitStack() as stack:
@@ -191,7 +199,7 @@ def recording(model: nn.Module, name: str = "model") -> Iterator[Recorder]:
                     stack.callback(setattr, file, name, inner)
                     setattr(file, name, partial(_replaced, recorder, operation, name, inner))
         if attending := [x.name for x in _attending(model) if x.name in open_paths]:
-            stack.enter_context(intercept(model, attended, modules=attending))
+            stack.enter_context(intercept(model, attended, modules=attending, is_told=is_served))
         stack.enter_context(recorder)
         yield recorder
 
@@ -251,7 +259,10 @@ def record(side: Side, name: str = "run") -> Tape:
         )
     check_tokens(name, inputs)
     tokens = tokens_of(inputs)
-    with torch.no_grad(), recording(model, f"{name}: model") as recorder:
+    with (
+        torch.no_grad(),
+        recording(model, f"{name}: model", is_served=side.loss is None) as recorder,
+    ):
         if side.run is not None:
             out = called(name, "run=", side.run, model, inputs)
         elif isinstance(inputs, Tensor):
