@@ -124,7 +124,8 @@ def mean_key_errors(
     want = exact(q, k, v, do, bool(call.get("is_causal")))[0]
     own = np.asarray(found.dq, np.float64)
     size = np.sqrt(np.square(want).sum())
-    return tuple(float(np.sqrt(np.square(x - want).sum()) / size) for x in (own, own + term))
+    without, added = (float(np.sqrt(np.square(x - want).sum()) / size) for x in (own, own + term))
+    return without, added
 
 
 def _rms(x: Floats) -> float:

@@ -148,7 +148,8 @@ def _leak(case: str, cells: Mapping[str, Mapping[int, float]]) -> Verdict:
 def mean_key(cure: str) -> Verdict:
     """Return whether the term of the mean key, 0 in exact arithmetic, leaves the error of dQ."""
     plan = Plan.preset("fa2-bf16").changed(words("int8", cure))
-    without, added = {}, {}
+    without: dict[int, float] = {}
+    added: dict[int, float] = {}
     for own in tensors(False):
         for head in range(own[0].shape[2]):
             alone = [x[:, :, head : head + 1] for x in own]

@@ -9,32 +9,35 @@ real tensors (`static`).
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
-
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.figure import Figure as Picture
-from matplotlib.patches import Rectangle
+from typing import NamedTuple
 
 from roundscope.experiments.catalogue import LOWBIT
 from roundscope.experiments.framework.counts import counted, diverged, share, signs, times
 from roundscope.experiments.framework.estimates import Estimate, mean, positive
-from roundscope.experiments.framework.figures.series import SHARE, legend
 from roundscope.experiments.framework.study import Figure, Study, Table
 from roundscope.experiments.framework.verdicts import Verdict, Word, interval, judge, verdict_on
 from roundscope.experiments.framework.words import NAMED
 from roundscope.experiments.questions.lowbit import static
 from roundscope.experiments.questions.lowbit import trainings as t
+from roundscope.experiments.questions.lowbit.comparisons import (
+    MARGIN,
+    TITLES,
+    above_bf16,
+    gaps,
+    is_calm,
+    pooled,
+    rates,
+    recipes,
+    told,
+)
+from roundscope.experiments.questions.lowbit.pictures import draw, forest
 from roundscope.experiments.questions.lowbit.recipes import (
-    BF16,
     BOTH,
     BOTH_OF_P,
     CENTRED,
     CENTRED_HIGH,
     CENTRED_MATCHED,
     CURES,
-    FP32,
     HIGH,
     MATCHED,
     NONE,
@@ -46,11 +49,7 @@ from roundscope.experiments.questions.lowbit.recipes import (
     SIGNS_MATCHED,
 )
 from roundscope.experiments.questions.lowbit.trainings import Results, Runs
-from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, canvas
 from roundscope.tools.results.run import Run
-
-MARGIN = 0.02  # nats within which two losses count as equal, set before the runs
-TITLES = {BF16: "BF16", FP32: "FP32"} | {name: r.title for name, r in RECIPES.items()}
 
 
 class Claim(NamedTuple):
@@ -168,39 +167,6 @@ def study(scale: t.Scale) -> Study[Results]:
     )
 
 
-def rates(r: Results) -> list[float]:
-    """Return the rates of the results, in their order."""
-    return list(dict.fromkeys(rate for _, _, rate in r))
-
-
-def recipes(r: Results) -> list[str]:
-    """Return the recipes of the results, without references."""
-    return [name for name in RECIPES if any(name == key[0] for key in r)]
-
-
-def gaps(runs: Runs, others: Runs) -> dict[int, float]:
-    """Return the loss of the first runs less that of the others, by seed, NaN where one is NaN."""
-    losses = {run.seed: run.loss for run in others}
-    return {run.seed: run.loss - losses[run.seed] for run in runs if run.seed in losses}
-
-
-def above_bf16(r: Results, recipe: str, rate: float, cure: str) -> dict[int, float]:
-    """Return the loss above BF16's, by seed."""
-    return gaps(r.get((recipe, cure, rate), []), r.get((BF16, NONE, rate), []))
-
-
-def told(values: Mapping[int, float]) -> str:
-    """Return a mean with its interval and n, those that are not finite first."""
-    lost = sum(not math.isfinite(x) for x in values.values())
-    first = f"{lost} of {len(values)} not finite; " if lost else ""
-    return f"{first}{interval(mean(values))} (n = {len(values) - lost})"
-
-
-def is_calm(*runs: Runs) -> bool:
-    """Return whether none of the runs diverged and all losses are finite."""
-    return all(r.diverged is None and math.isfinite(r.loss) for each in runs for r in each)
-
-
 def judged(claim: Claim, runs: Runs, others: Runs) -> tuple[Word, str, Estimate | None]:
     """Return the word of a claim on a recipe, what was measured, and the estimate if there is one.
 
@@ -215,17 +181,6 @@ def judged(claim: Claim, runs: Runs, others: Runs) -> tuple[Word, str, Estimate 
     estimate = mean(values)
     word = judge(estimate, (-math.inf, claim.limit)) if len(values) > 1 else Word.NOT_TESTABLE
     return word, f"{told(values)} nats", estimate
-
-
-def pooled(r: Results, rate: float, cure: str, other: str) -> tuple[dict[int, float], int]:
-    """Return by seed the mean difference of recipes that did not diverge, and their number."""
-    each = []
-    for name in recipes(r):
-        own, others = (r.get((name, x, rate), []) for x in (cure, other))
-        if own and others and is_calm(own, others):
-            each.append(gaps(own, others))
-    seeds = sorted(set.intersection(*(set(x) for x in each))) if each else []
-    return {seed: float(np.mean([x[seed] for x in each])) for seed in seeds}, len(each)
 
 
 def claims(r: Results) -> Iterator[Verdict]:
@@ -316,89 +271,3 @@ def records(r: Results) -> list[dict[str, object]]:
         }
         for (name, cure, rate), runs in r.items()
     ]
-
-
-SHOWN = {  # the cures of the picture and their headings
-    NONE: "none",
-    HIGH: "dS high",
-    ROWS: "sham\nrows",
-    SIGNS: "sham\nsigns",
-    CENTRED: "centered",
-    CENTRED_HIGH: "centered\ndS high",
-    OWN_HIGH: "centered\ndS high\nown L",
-    MATCHED: "matched",
-    BOTH: "matched\ndS high",
-    ROWS_MATCHED: "matched\nsham\nrows",
-    SIGNS_MATCHED: "matched\nsham\nsigns",
-    CENTRED_MATCHED: "matched\ncentered",
-    BOTH_OF_P: "matched\ndS high\nO of P",
-}
-GAP = LinearSegmentedColormap.from_list("gap", ["#d6e8f5", "#f6e3c5"])
-WORST = 0.4  # nats above BF16 at which a cell has the last color of those that did not diverge
-
-
-def draw(r: Results) -> Picture | None:
-    """Draw a table of recipes and cures for each rate: divergences, or losses above BF16."""
-    if not any(key[:2] == (BF16, NONE) for key in r) or not recipes(r):
-        return None
-    panels, names = rates(r), recipes(r)
-    each = [[name for name in names if any(k[0] == name and k[2] == x for k in r)] for x in panels]
-    heights = [len(own) + 1.6 for own in each]
-    figure, axes = canvas(0.7 + 0.36 * sum(heights), len(panels), 1, height_ratios=heights)
-    look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7.5, "color": INK}
-    for ax, rate, own in zip(axes[:, 0], panels, each, strict=True):
-        for y, name in enumerate(own):
-            for x, cure in enumerate(SHOWN):
-                runs = r.get((name, cure, rate), [])
-                above = mean(above_bf16(r, name, rate, cure)).mean
-                if not runs:
-                    colour, text = "white", ""
-                elif is_calm(runs):
-                    colour, text = GAP(min(max(above, 0.0) / WORST, 1.0)), f"{above:+.2f}"
-                else:
-                    colour = SHARE(0.5 + 0.5 * diverged(runs) / len(runs))
-                    text = times(runs).partition(" [")[0].replace(", step ", "\nstep ")
-                ax.add_patch(Rectangle((x - 0.49, y - 0.46), 0.98, 0.92, color=colour, lw=0))
-                ax.text(x, y, text, **look)
-        ax.axvline(6.5, color=INK, lw=0.8)
-        ax.set(xlim=(-0.5, len(SHOWN) - 0.5), ylim=(len(own) - 0.5, -0.5))
-        ax.set_xticks(range(len(SHOWN)), SHOWN.values(), fontsize=7)
-        ax.set_yticks(range(len(own)), [TITLES[name] for name in own], fontsize=8.5)
-        ax.xaxis.tick_top()
-        ax.tick_params(length=0)
-        ax.set_title(f"rate {rate:g}", fontsize=9.5, loc="left", color=INK)
-        ax.spines[["left", "bottom"]].set_visible(False)
-    return figure
-
-
-FOREST = (MATCHED, SIGNS_MATCHED, ROWS_MATCHED, BOTH, CENTRED_MATCHED, BOTH_OF_P)
-
-
-def forest(r: Results) -> Picture | None:
-    """Draw the loss above BF16 with its intervals, of matched cures, a panel for each rate."""
-    if draw(r) is None:
-        return None
-    panels, names = rates(r), recipes(r)
-    figure, axes = canvas(1.2 + 0.5 * len(names), 1, len(panels), sharey=True)
-    for ax, rate in zip(axes[0], panels, strict=True):
-        ax.axvspan(-MARGIN, MARGIN, color="#e9edf1", lw=0)
-        for n, cure in enumerate(FOREST):
-            for y, name in enumerate(names):
-                if (name, cure, rate) in r:
-                    _marked(ax, y + 0.13 * (n - 2.5), above_bf16(r, name, rate, cure), n, cure)
-        ax.axvline(0.0, color=INK, lw=0.8)
-        ax.set(xlabel="final loss above BF16, nats", ylim=(len(names) - 0.5, -0.5))
-        ax.set_yticks(range(len(names)), [TITLES[name] for name in names], fontsize=9)
-        ax.set_title(f"rate {rate:g}", fontsize=10, loc="left", color=INK)
-    legend(figure, axes[0, 0], 3, loc="outside lower center", fontsize=8)
-    return figure
-
-
-def _marked(ax: Axes, y: float, values: Mapping[int, float], n: int, cure: str) -> None:
-    """Draw seeds, their mean and its interval on one line."""
-    e, colour = mean(values), COLOURS[n]
-    finite = [x for x in values.values() if math.isfinite(x)]
-    ax.plot(finite, [y] * len(finite), ".", color=colour, ms=3, alpha=0.45)
-    bar = np.nan_to_num(np.array([[e.mean - e.low], [e.high - e.mean]]))
-    look: dict[str, Any] = {"color": colour, "marker": MARKERS[n], "ms": 4.5, "lw": 1.1}
-    ax.errorbar(e.mean, y, xerr=bar, capsize=1.5, label=CURES[cure].title, **look)
