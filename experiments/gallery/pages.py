@@ -163,6 +163,7 @@ LINKS = {  # of the other studies, if there are any
     catalogue.FA4.name: {"../findings/kernels.md#flashattention-4-and-cudnns-mxfp8": FINDING},
     catalogue.TWO_LEVEL.name: {"../findings/kernels.md#fp8-on-hopper-over-long-rows": FINDING},
     catalogue.ALARM.name: _links("a-warning-before-the-loss-moves"),
+    catalogue.FP4_RULES.name: {"../findings/fp4-rules.md": FINDING},
 }
 
 

@@ -14,18 +14,17 @@ from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.emu import round_to
 from roundscope.emu.roundings.modes import BF16, FP16
-from roundscope.emu.stats.comparison import relative_rms
+from roundscope.emu.stats.comparison import relative_rms, share_words
 from roundscope.events.plan import half
 from roundscope.tools.identify import low_bits, search, trial
 from roundscope.tools.identify.candidates import PRESETS, Candidate, emulated, options_of
 from roundscope.tools.identify.compare import (
     GRADIENTS,
-    Nearness,
+    Part,
     Whole,
     best_over_heads,
     nearness,
-    ulps,
-    where_rows_differ,
+    part_of,
 )
 from roundscope.tools.identify.low_bits import Sized
 from roundscope.tools.identify.meanings import exact_rows
@@ -39,7 +38,6 @@ NEAR = 0.99  # the share of equal numbers from which only some event of the plan
 FAR = 3.0  # the ratio of errors beyond which rounding is no explanation
 # scores of a call from which a search compiles programs: they are of one plan, tried once
 COMPILED = 2**22
-ROWS = 64  # rows of the tiles whose differences are reported
 
 
 class Kind(StrEnum):
@@ -51,20 +49,6 @@ class Kind(StrEnum):
     NO_ROUNDING = "no-rounding"
     NOT_FOUND = "not-found"
     MEANING = "another-meaning"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """The comparison of one result with that of the nearest plan.
-
-    near     how near they are
-    one      the share, among the numbers that differ, of those that are at most one ulp apart
-    rows     (first row, share of equal numbers) of each tile of rows that is not wholly equal
-    """
-
-    near: Nearness
-    one: float
-    rows: list[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +119,31 @@ class Identified:
         """The plan in words."""
         return named(self.base, self.words, self.best)
 
+    def is_plan(self, plan: Plan) -> bool:
+        """Return whether every number of the output is that of a plan, whatever its name."""
+        return self.kind is Kind.SAME and not differences(plan, replace(self.best.plan, name=""))
+
+    @property
+    def cause(self) -> str:
+        """What makes these numbers in a few words, for the first line of a report; "" if unknown.
+
+        Of a plan that gives them it has the changes first, since they are what a reader may know.
+        """
+        if self.kind is Kind.MEANING:
+            return f"it is explained if {self.meant.words or self.meant.nearest[0]}"
+        if self.kind not in (Kind.SAME, Kind.NEAR):
+            return ""
+        out = self.whole.counts["out"]
+        but = f", but for {out.differ:,} of {out.of:,}" if out.differ else ""
+        if out.gathered:
+            but += f": {out.gathered.words}"
+        if out.gathered and out.gathered.factor:  # which no change of a plan explains
+            return f"its numbers are those of {self.plan}{but}"
+        if not self.words:
+            return f"its numbers are those of {self.plan}{but}"
+        changes = " ".join(self.words)
+        return f"{changes} explains it ({self.base} with that gives its numbers{but})"
+
 
 def identify(
     x: Inputs,
@@ -194,7 +203,7 @@ def identify(
     elif has_gradients:
         notes.append("the gradients were not looked for, since the forward was not found")
     got = _results(part, best, with_do=has_gradients)
-    parts = {n: _part(getattr(got, n), a) for n, a in kept.named()}
+    parts = {n: part_of(getattr(got, n), a) for n, a in kept.named()}
     notes.insert(0, f"compared: {every.about}")
     errors = _errors(part, kept.out, got.out)
     kind = _kind(parts["out"].near.equal, every, errors)
@@ -301,10 +310,14 @@ def _verdict(
         sentence = f"In key head {head} these are the numbers of {plan}, but not in all heads:"
         sentence += f" {out.words()}."
     elif kind is Kind.NEAR:
-        sentence = f"Near {plan}: {out.words()}. Some event, or an order of additions, is missing."
+        missing = "Some event, or an order of additions, is missing."
+        if out.gathered and out.gathered.factor:
+            missing = "No rounding does that: look at what the code does there."
+        sentence = f"Near {plan}: {out.words()}. {missing}"
     elif kind is Kind.NOT_FOUND:
         share = parts["out"].near.equal
-        return f"Not found among {tried} plans: the nearest, {plan}, gives {share:.4f} of out."
+        given = share_words(share, 4)
+        return f"Not found among {tried} plans: the nearest, {plan}, gives {given} of out."
     elif np.isinf(errors.between):
         return (
             f"No rounding explains this: {out.lost:,} numbers of out are not finite where those of"
@@ -331,8 +344,8 @@ def _verdict(
 def _of_low_bits(alike: Sized, errors: Errors, plan: str, share: float) -> str:
     return (
         f"Not found, but its error is of the size that {alike.words} make: {errors.kernel:.3g} from"
-        f" the exact result, and theirs is {alike.error:.3g}. The nearest plan, {plan}, gives"
-        f" {share:.4f} of out; a format, a scale or a sum of a low-bit kernel is missing."
+        f" the exact result, and theirs is {alike.error:.3g}. That is a size only, which other"
+        f" causes have too. The nearest plan, {plan}, gives {share_words(share, 4)} of out."
     )
 
 
@@ -395,19 +408,6 @@ def _results(x: Inputs, c: Candidate, *, with_do: bool) -> Outputs:
     got = emulated(c, x.q, x.k, x.v, x.do if with_do else None, **options_of(x))
     names = ("out", "dq", "dk", "dv") if with_do else ("out",)
     return Outputs(**{n: np.asarray(getattr(got, n)) for n in names})
-
-
-def _part(got: np.ndarray, want: np.ndarray) -> Part:
-    near = nearness(got, want)
-    apart = got != want
-    ulp = ulps(want[apart])
-    with np.errstate(invalid="ignore"):
-        one = np.abs(got[apart].astype(np.float64) - want[apart]) <= ulp
-    return Part(
-        near=near,
-        one=float(one.mean()) if one.size else 1.0,
-        rows=where_rows_differ(got, want, ROWS),
-    )
 
 
 def _errors(x: Inputs, out: np.ndarray, got: np.ndarray) -> Errors:
