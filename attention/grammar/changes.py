@@ -19,6 +19,7 @@ from roundscope.attention.grammar.edits import apply, kinds_of
 from roundscope.attention.grammar.roundings import accumulator_words, spelled
 from roundscope.attention.places import absent, occurs
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.sites import Site
 from roundscope.emu.errors import Problem, tidy_errors, unknown
 from roundscope.emu.numbers import check_seed
 from roundscope.emu.shown import shown
@@ -273,7 +274,7 @@ def _unknown(
         return unknown("word", name, words, "; or the site alone, as in " + head + "=bf16")
     hint = "; SITE.sum and SITE.mode too"
     if isinstance(plan, Plan):
-        sites = [s for s in of.SITES if absent(plan, s) is None]
+        sites: list[SiteBase] = [s for s in Site if absent(plan, s) is None]
     else:
         sites = [s for s in of.SITES if not s.instead]
     return unknown("site", name, (*sites, *STAGES, *kinds_of(of), *others), hint)
