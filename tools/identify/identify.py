@@ -368,7 +368,8 @@ def _meant_so(kind: Kind, sentence: str, meant: Meant, sizes: list[Sized]) -> tu
         return Kind.MEANING, f"{said} Then: {sentence}"
     if kind is Kind.NO_ROUNDING:
         words, error = meant.nearest
-        alike = next((s for s in sizes if s.is_like(error)), None)
+        like = [s for s in sizes if s.is_like(error)]
+        alike = min(like, key=lambda s: abs(np.log(s.error / error)), default=None)
         if alike is not None and error * trial.FALLS <= meant.given:
             return Kind.MEANING, (
                 f"Explained if {words}, but for an error of the size that {alike.words} would make:"

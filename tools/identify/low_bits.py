@@ -18,6 +18,8 @@ from roundscope.tools.identify.meanings import exact_rows
 FORMATS = {  # the operands that are rounded, and the changes of fa2-bf16 that round them
     "P in E4M3": "P=e4m3fn",
     "P in E5M2": "P=e5m2",
+    "P in 4 significant bits of any range": "P=e8m3",
+    "P in 3 significant bits of any range": "P=e8m2",
     "P in INT8 with scales": "P=int8[128x64]",
     "q and k in INT8 with a scale for every 128 and 64 tokens": "Q=int8[128x{0}] K=int8[64x{0}]",
     "q and k in INT8 with a scale for each token": "Q=int8[1x{0}] K=int8[1x{0}]",

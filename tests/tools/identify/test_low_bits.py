@@ -95,7 +95,7 @@ def test_errors_that_go_together_tell_formats_of_one_size_apart():
     narrow = p.astype(ml_dtypes.float8_e4m3b11fnuz).astype(np.float32)
     out = (narrow @ x.v[0, :, 0] / p.sum(1, keepdims=True)).astype(ml_dtypes.bfloat16)
     found, _ = of_low_bits(x, out.astype(np.float32)[None, :, None])
-    assert found.words == "P in E4M3" and found.along > 0.5
+    assert found.words == "P in 4 significant bits of any range" and found.along > 0.5
 
 
 @pytest.mark.parametrize("cast", ["e8m4:toward-zero", "e8m3", "e8m4:away-from-zero"])
