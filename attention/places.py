@@ -135,7 +135,7 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
             quotient
             or (
                 plan.registers
-                and (softmax or plan.delta_from in (DeltaFrom.P_DP, DeltaFrom.CENTRED))
+                and (softmax or plan.delta_from not in (DeltaFrom.OUT, DeltaFrom.WIDE_O))
             )
         ),
         Site.PD: plan.registers,
@@ -151,6 +151,8 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
         Site.KS: plan.scale_roots,
         Site.KM: plan.smoothed_keys,
         Site.KC: plan.scaled_keys,
+        **dict.fromkeys((Site.QB, Site.KB, Site.VB), plan.inputs_again),
+        Site.DOV: plan.do_apart,
         **dict.fromkeys((Site.BETA, Site.OA, Site.OT), plan.flushed_tiles > 0),
         **dict.fromkeys(OF_NORMALIZED_LAST, plan.normalized_last),
         Site.SW: bool(plan.split_tiles),
@@ -259,9 +261,11 @@ def _check_mask(injection: Injection, sizes: Sizes, owner: str) -> None:
     whole = (most["batch"], most["heads"], most["rows"], last)
     if any(own not in (1, size) for own, size in zip(injection.mask.shape, whole, strict=True)):
         event = whole if injection.site.has_second else whole[:3]
+        heads = "key heads" if injection.site in KEY_SITES else "heads"
         raise ValueError(
-            f"{injection.site}:mask of shape {injection.mask.shape[: len(event)]}: the event of"
-            f" {owner} has shape {event}; leading axes may be left out"
+            f"{injection.site}:mask of shape {injection.mask.shape[: len(event)]}: must be batch"
+            f" entries x {heads} x {injection.site.axes}, which is {event} for {owner}, or without"
+            f" the first axes, as {event[2:]}; an axis of 1 stands for all"
         )
 
 

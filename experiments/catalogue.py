@@ -50,6 +50,14 @@ GOLDEN = Entry(
     seeds=(8, 30),
     note="467 s are with --engine xla and without its trainings, which have 5 and 10 seeds",
 )
+LONG = Entry(
+    name="long",
+    command="reproduce long",
+    question="Does FlashAttention's deviation grow to 8,192 tokens, and do weights drift apart?",
+    paper="arXiv 2405.02803, Is Flash Attention Stable?",
+    seeds=(6, 6),
+    note="parts of golden at other sizes; the trainings have 5 and 4 seeds, and want a GPU",
+)
 QIU_YAO = Entry(
     name="qiu-yao",
     command="reproduce qiu-yao",
@@ -66,6 +74,14 @@ RELEASED = Entry(
     full=656,
     seeds=(2, 5),
     note="at three times the rate 3 and 10 seeds",
+)
+MECHANISM = Entry(
+    name="mechanism",
+    command="reproduce mechanism",
+    question="Are the updates that arXiv 2510.04212 blames alike, have their errors one sign, and"
+    " do several maxima warn?",
+    paper="arXiv 2510.04212, Why Low-Precision Transformer Training Fails",
+    seeds=(4, 4),
 )
 SU = Entry(
     name="su",
@@ -117,6 +133,22 @@ ALARM = Entry(
     full=560,
     seeds=(2, 4),
     note="560 s are of two processes; in the 300 steps of --quick hardly a run diverges",
+)
+FP4_RULES = Entry(
+    name="fp4-rules",
+    command="reproduce fp4-rules",
+    question="Which published rules for a block of FP4 are biased, and what does no bias cost?",
+    seeds=(2, 5),
+    note="needs no GPU: 1,484 s in full on two cores that had other work too",
+)
+LOWBIT = Entry(
+    name="lowbit",
+    command="reproduce lowbit",
+    question="Does keeping the row sums of dS at zero replace matched recomputation and a"
+    " high-precision dS in attention of few bits?",
+    full=832,
+    seeds=(2, 5),
+    note="832 s are of an H100, in two parts with --jobs 10 and 14",
 )
 DOSE = Entry(
     name="dose",
@@ -189,7 +221,10 @@ KERNELS = Entry(
 )
 
 # run by `roundscope reproduce`
-PAPERS = (GOLDEN, QIU_YAO, RELEASED, SU, MXFP8, FA4, TWO_LEVEL, ALARM)
+PAPERS = (
+    *(GOLDEN, LONG, QIU_YAO, RELEASED, MECHANISM, SU, MXFP8, FA4, TWO_LEVEL),
+    *(ALARM, FP4_RULES, LOWBIT),
+)
 DOSES = (BIAS, SCALING, CONDITIONS, IDENTITY)  # run by `roundscope dose --study`
 PROXIES = (FORMATS, INTERVENTIONS)  # run by `roundscope proxy --study`
 STUDIES = (*PAPERS, DOSE, *DOSES, *PROXIES, ACCUMULATORS, KERNELS)

@@ -29,9 +29,9 @@ class TrainOptions:
             metavar="CONFIG.toml|KEY=VALUE",
             help="Settings of the run. The keys are layers heads width context vocab batch steps"
             " parts lr min_lr warmup decay_steps beta1 beta2 weight_decay clip position"
-            " qk_norm tied mlp_ratio matmul plan changes sums engine block data data_seed"
-            " init_seed checkpoint_every keep monitor_every drift_alarm. A file has the same"
-            " keys, and seeds = [..], [arms], [at].",
+            " qk_norm tied mlp_ratio gated llama optimizer matmul plan changes sums engine block"
+            " data data_seed init_seed checkpoint_every keep monitor_every drift_alarm. A file has"
+            " the same keys, and seeds = [..], [arms], [at].",
         ),
     ] = field(default_factory=list)
     out: Annotated[
@@ -191,7 +191,11 @@ class ReproduceOptions:
         "numpy"
     )
     jobs: Annotated[
-        int | None, Option(help="For golden: number of worker processes; by default that of cores.")
+        int | None,
+        Option(
+            help="Number of worker processes: for golden, by default that of cores; for lowbit, of"
+            " launches at a time, by default 1."
+        ),
     ] = None
     draw: Annotated[
         bool, Option("--draw", help="Draw what the folder holds, without training.")

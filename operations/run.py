@@ -213,8 +213,9 @@ def _check_mask(injection: InjectionBase, shape: tuple[int, ...]) -> None:
     fits = all(a in (1, b) for a, b in zip(own[2:], shape, strict=False))
     if own[:2] != (1, 1) or not fits:
         raise ValueError(
-            f"inject at {injection.site}: mask of shape {own[2:]}; the event has shape {shape}, all"
-            " leading axes of a call being one axis of rows"
+            f"inject at {injection.site}: mask of shape {own[2:]}; give {injection.site.axes},"
+            f" which is {shape} for this call, its leading axes being one axis of rows; an axis"
+            " of 1 stands for all"
         )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from roundscope.attention.api import examine
+from roundscope.attention.inputs.float_masks import parted
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.attention.torch.arrays import numpy_of
@@ -51,7 +52,8 @@ def lost_range(call: Call, plan: Plan, do: Tensor | None, how: Mapping[str, Any]
     own: dict[str, Any] = {n: x for n, x in how.items() if n not in ("mask", "sinks", "plan")}
     if (mask := how.get("mask")) is not None:
         part = mask.expand(*call.q.shape[:3], call.k.shape[2])[:1, :group]
-        own["mask"] = numpy_of(part.detach().contiguous().cpu())
+        table = numpy_of(part.detach().contiguous().cpu())
+        own["mask"], own["bias"] = parted(table) if mask.is_floating_point() else (table, None)
     if (sinks := how.get("sinks")) is not None:
         own["sinks"] = numpy_of(sinks.detach()[:group].cpu())
     gradient = None if do is None else array(do.to(call.q.dtype), group)

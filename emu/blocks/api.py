@@ -59,9 +59,9 @@ def round_blocks(
             shorter, it is treated as if it were padded with zeros.
         out: a NumPy array of x's shape and type that receives the result; it may be x itself. It
             must be None for a JAX array and for a tensor.
-        **changes: `mode`, `rule`, `overflow` and `seed`, as `block_format` takes them. In the
-            stochastic mode the random bits of a number depend on the seed and on the number's flat
-            index in x, as in `round_to`.
+        **changes: `mode`, `rule`, `overflow`, `seed` and `tensor_scale`, as `block_format` takes
+            them. In the stochastic mode the random bits of a number depend on the seed and on the
+            number's flat index in x, as in `round_to`.
 
     Returns:
         An array of x's library, device and shape: float64 for float64, float32 for everything
@@ -128,7 +128,8 @@ def to_blocks(x: ArrayLike, format: str | BlockFormat, axis: int = -1, **changes
         x: an array as `round_blocks` takes it; it must not be empty.
         format: a name or a `BlockFormat`.
         axis: the axis along which the blocks run, the last by default.
-        **changes: `mode`, `rule`, `overflow` and `seed`, as `block_format` takes them.
+        **changes: `mode`, `rule`, `overflow`, `seed` and `tensor_scale`, as `block_format` takes
+            them.
 
     Returns:
         A `Blocked` array whose parts are arrays of x's library.

@@ -8,7 +8,7 @@ X P_i::
 
 Sources: OCP Microscaling Formats (MX) 1.0, sections 5 and 6.3 (FLOOR; the MX formats); Mishra et
 al. arXiv 2506.08027 (RCEIL); Su et al. arXiv 2506.20752 (BUMP); torchao (CEIL, EVEN); NVIDIA's
-NVFP4, arXiv 2509.25149.
+NVFP4, arXiv 2509.25149; Cook et al. arXiv 2512.02010 (4OVER6).
 
 **Choices that the specification leaves open.** A block with an infinity or a NaN gets the scale
 NaN, so all its numbers are NaN. A scale beyond the scale format's range becomes the largest or the
@@ -20,10 +20,12 @@ import math
 import re
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from roundscope.emu.blocks.names import BLOCKS, ScaleRule, is_of_blocks
 from roundscope.emu.errors import tidy_errors, unknown
 from roundscope.emu.formats.format import Format, format_named
-from roundscope.emu.numbers import check_count, check_truth
+from roundscope.emu.numbers import check_count, check_real, check_truth
 from roundscope.emu.roundings.modes import (
     Overflow,
     Rounding,
@@ -76,13 +78,18 @@ class BlockFormat:
         rule: the `ScaleRule`, which computes the scale from the block's largest magnitude.
         tensor: whether the array also has one binary32 scale, which multiplies the scales of all
             blocks (NVFP4). It is (largest finite magnitude of the array) / (scale.max_finite *
-            element.max_finite), or 1 for an array of zeros.
+            element.max_finite), or 1 for an array of zeros. Under the rule 4OVER6 256 stands in
+            place of scale.max_finite, so that a scale of a / 4 exists.
+        tensor_scale: the scale of the array where it is given, as by a calibration, in place of the
+            one that `tensor` describes. It is stored in binary32, to which another number is
+            rounded. None takes the one that `tensor` describes.
 
     Raises:
-        ValueError: for an element format that is unsigned, has more than 11 significand bits or
-            does not fit binary32; for a scale format without NaN, outside binary32, with a largest
-            number below 1, or with more than 24 significand bits (11 if `tensor` is True); for a
-            rule that does not fit the formats; and for a size or a number of rows below 1.
+        ValueError: for a tensor scale in a format without one, or one that is not finite and above
+            0 in binary32; for an element format that is unsigned, has more than 11 significand bits
+            or does not fit binary32; for a scale format without NaN, outside binary32, with a
+            largest number below 1, or with more than 24 significand bits (11 if `tensor` is True);
+            for a rule that does not fit the formats; and for a size or a number of rows below 1.
         TypeError: for an element that is not a `Rounding`, a scale that is not a `Format`, or a
             size or a number of rows that is not a whole number.
 
@@ -101,6 +108,7 @@ class BlockFormat:
     scale: Format = E8M0
     rule: ScaleRule = ScaleRule.FLOOR
     tensor: bool = False
+    tensor_scale: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.element, Rounding):
@@ -136,23 +144,43 @@ class BlockFormat:
                 f"rule=bump: means elements up to 1.75 * 2^e, {f.name} ends at {f.max_finite:g};"
                 " use rceil"
             )
+        if self.rule is ScaleRule.FOUR_OVER_SIX and (f.max_finite, s.max_finite) != (6.0, 448.0):
+            raise ValueError(
+                f"rule=4over6: is for elements up to 6 with scales e4m3fn, not {f.name} with"
+                f" {s.name}; use nvfp4"
+            )
         if self.tensor and self.power_of_two:
             raise ValueError(
                 f"rule={self.rule}: a power of two under a tensor scale; use nearest or rceil and"
                 " tensor=False, or scale e4m3fn"
             )
+        if self.tensor_scale is not None:
+            if not self.tensor:
+                raise ValueError(
+                    f"tensor_scale={shown(self.tensor_scale)}: only NVFP4 has a scale of the whole"
+                    " array; leave it out"
+                )
+            object.__setattr__(self, "tensor_scale", _in_binary32(self.tensor_scale))
 
     def __str__(self) -> str:
         known = next((name for name, f in BLOCK_NAMED.items() if f == self), None)
         tile = f"{self.rows}x{self.size}" if self.rows > 1 else f"{self.size}"
         tensor = "*fp32" if self.tensor else ""
+        if self.tensor_scale is not None:
+            return f"{replace(self, tensor_scale=None)} under {self.tensor_scale:.9g}"
         return known or f"{self.element}[{tile}]*{self.scale.name}:{self.rule}{tensor}"
 
     @property
     def power_of_two(self) -> bool:
         """Return whether every scale is a power of two."""
-        to_scales = self.rule in (ScaleRule.RCEIL, ScaleRule.NEAREST)
+        to_scales = self.rule in (ScaleRule.RCEIL, ScaleRule.NEAREST, ScaleRule.FOUR_OVER_SIX)
         return not to_scales or (self.rule is ScaleRule.RCEIL and self.scale.precision == 1)
+
+    @property
+    def tensor_top(self) -> float:
+        """The magnitude that the scale of the whole array brings its largest number to."""
+        of_scales = 256.0 if self.rule is ScaleRule.FOUR_OVER_SIX else self.scale.max_finite
+        return of_scales * self.element.format.max_finite
 
     @property
     def bits(self) -> float:
@@ -160,49 +188,63 @@ class BlockFormat:
         return self.element.format.bits + self.scale.bits / (self.size * self.rows)
 
 
-_SHAPE = re.compile(r"(\w+)\[(?:([0-9]+)x)?([0-9]+)\](?:\*(\w+))?")
+def _in_binary32(scale: float) -> float:
+    """Return a given scale of a whole array in binary32, where it must be finite and above 0."""
+    repair = "the scale of an array is finite and above 0 in binary32"
+    check_real("tensor_scale", scale, 2.0**-150, (2.0 - 2.0**-24) * 2.0**127, repair)
+    return float(np.float32(scale))
+
+
+_SHAPE = re.compile(r"(\w+)\[(?:([0-9]+)x)?([0-9]+)\](?:\*(\w+?)(\*fp32)?)?")
 
 
 def _shaped(name: str) -> BlockFormat:
     """Return the block format of ELEMENT[SIZE] or ELEMENT[ROWSxSIZE], with *SCALE or fp32 scales.
 
-    The rule is NEAREST, or with scales e8m0fnu FLOOR.
+    *SCALE*fp32 is for a scale of the whole array, too. The rule is NEAREST, or with scales e8m0fnu
+    FLOOR.
     """
     parts = _SHAPE.fullmatch(name)
     if parts is None:
         raise ValueError(
             f"block format={shown(name)}: write ELEMENT[SIZE] or ELEMENT[ROWSxSIZE], and *SCALE for"
-            " scales other than fp32, as int8[128x64] or e2m1fn[16]*e4m3fn"
+            " scales other than fp32, as int8[128x64] or e2m1fn[16]*e4m3fn, and *fp32 once more for"
+            " a scale of the whole array, as e2m1fn[16x16]*e4m3fn*fp32"
         )
-    element, rows, size, scale = parts.groups(default="")
+    element, rows, size, scale, tensor = parts.groups(default="")
     f = INTEGERS[element] if element in INTEGERS else format_named(element)
     scales = format_named(scale or "fp32")
     rule = ScaleRule.FLOOR if scales == E8M0 else ScaleRule.NEAREST
     return BlockFormat(
-        element=Rounding(format=f), size=int(size), rows=int(rows or 1), scale=scales, rule=rule
+        element=Rounding(format=f),
+        size=int(size),
+        rows=int(rows or 1),
+        scale=scales,
+        rule=rule,
+        tensor=bool(tensor),
     )
 
 
 BLOCK_NAMED: dict[str, BlockFormat] = {name: _shaped(words) for name, words in BLOCKS.items()}
-BLOCK_NAMED["nvfp4"] = replace(BLOCK_NAMED["nvfp4"], tensor=True)
 
 
 def in_words(f: BlockFormat) -> str:
     """Return a block format in words that `block_format` reads, without its seed.
 
-    Known formats have their names. An unknown one with a scale of the whole tensor has no words,
-    and the result is then its text.
+    Known formats have their names. One with a given scale of the whole array has no words, and the
+    result is then its text.
 
     Example:
         >>> from roundscope.emu.blocks.format import block_format, in_words
         >>> in_words(block_format("int8[128x64]", "ties-to-away"))
         'int8[128x64]:ties-to-away'
     """
-    known = next((name for name, other in BLOCK_NAMED.items() if _shape(f) == _shape(other)), None)
-    if known is None and f.tensor:
+    if f.tensor_scale is not None:
         return str(f)
+    known = next((name for name, other in BLOCK_NAMED.items() if _shape(f) == _shape(other)), None)
     tile = f"{f.rows}x{f.size}" if f.rows > 1 else f"{f.size}"
-    scale = "" if f.scale == format_named("fp32") else f"*{f.scale.name}"
+    scale = "" if f.scale == format_named("fp32") and not f.tensor else f"*{f.scale.name}"
+    scale += "*fp32" if f.tensor else ""
     name = known or f"{f.element.format.name}[{tile}]{scale}"
     base = block_format(name)
     rule = "" if f.rule is base.rule else f":{f.rule}"
@@ -213,7 +255,7 @@ def in_words(f: BlockFormat) -> str:
 
 def _shape(f: BlockFormat) -> tuple[object, ...]:
     """Return what only the name of a block format decides, without what further words set."""
-    return f.element.format, f.element.overflow, f.size, f.rows, f.scale, f.tensor
+    return f.element.format, f.element.overflow, f.size, f.rows, f.scale, f.tensor, f.tensor_scale
 
 
 @tidy_errors
@@ -224,6 +266,7 @@ def block_format(
     rule: str | ScaleRule | None = None,
     overflow: str | Overflow | None = None,
     seed: int | None = None,
+    tensor_scale: float | None = None,
 ) -> BlockFormat:
     """Return a `BlockFormat` by name, with changes.
 
@@ -238,13 +281,16 @@ def block_format(
             the format by default.
         seed: the seed of the stochastic mode, a whole number from 0 to 2^32 - 1; that of the format
             by default.
+        tensor_scale: the given scale of the whole array, as of `BlockFormat`; that of the format by
+            default.
 
     Returns:
         The block format with these changes.
 
     The element of ELEMENT[SIZE] is a format of numbers, or int8 or int4, whose numbers are k / 64
     and k / 4 (the scale has the other factor, a power of two). Scales are fp32, to nearest; with
-    `*SCALE` they are of another format, as in "e2m1fn[16]*e4m3fn".
+    `*SCALE` they are of another format, as in "e2m1fn[16]*e4m3fn", and with `*SCALE*fp32` the
+    array has a scale of its own, as in "e2m1fn[16x16]*e4m3fn*fp32", NVFP4 in squares.
 
     Raises:
         ValueError: for an unknown name, and as `BlockFormat` does.
@@ -260,7 +306,9 @@ def block_format(
         named = block_format(
             name, words.get("mode"), rule=words.get("rule"), overflow=words.get("overflow")
         )
-        return block_format(named, mode, rule=rule, overflow=overflow, seed=seed)
+        return block_format(
+            named, mode, rule=rule, overflow=overflow, seed=seed, tensor_scale=tensor_scale
+        )
     if isinstance(format, str) and not is_of_blocks(format):
         raise ValueError(unknown("block format", format, BLOCK_NAMED))
     if not isinstance(format, (str, BlockFormat)):
@@ -273,4 +321,5 @@ def block_format(
     assert isinstance(base, BlockFormat)
     element = rounding(base.element, mode, overflow=overflow, seed=seed)
     rule = base.rule if rule is None else member(ScaleRule, "scale rule", rule)
-    return replace(base, element=element, rule=rule)
+    given = base.tensor_scale if tensor_scale is None else tensor_scale
+    return replace(base, element=element, rule=rule, tensor_scale=given)

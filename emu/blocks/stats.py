@@ -131,7 +131,8 @@ def block_stats(
         x: a float32 array of NumPy or JAX, or an array of narrower floats; it must not be empty.
         format: a name or a `BlockFormat`.
         axis: the axis along which the blocks run, the last by default.
-        **changes: `mode`, `rule`, `overflow` and `seed`, as `block_format` takes them.
+        **changes: `mode`, `rule`, `overflow`, `seed` and `tensor_scale`, as `block_format` takes
+            them.
 
     Returns:
         One summary of the whole array.

@@ -1,7 +1,7 @@
 """`Verdict`, a claim of a paper beside our number, and the rule that turns intervals into words."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -97,6 +97,12 @@ def verdict_on(
         note=note,
         queries=queries,
     )
+
+
+def not_here(claims: Iterable[tuple[str, str, str]]) -> Iterator[Verdict]:
+    """Yield a verdict that tests nothing for each (figure, claim, why it cannot be tested here)."""
+    for figure, claim, why in claims:
+        yield verdict_on(figure, claim, "-", Word.NOT_TESTABLE, why)
 
 
 def together(words: Sequence[Word]) -> Word:

@@ -87,13 +87,31 @@ SOURCES = {  # of studies that `source_of` has no rule for
         command="reproduce golden --engine xla",
         links=_links("is-flash-attention-stable-arxiv-240502803", "is-it-stable"),
     ),
+    catalogue.LONG.name: _paper(
+        catalogue.LONG,
+        _links("is-flash-attention-stable-arxiv-240502803", "is-it-stable"),
+        {"long.sqlite": "golden.sqlite"},
+    ),
+    catalogue.QIU_YAO.name: _paper(
+        catalogue.QIU_YAO,
+        _links("why-low-precision-transformer-training-fails-arxiv-251004212", "why-bf16-fails"),
+        # the older file is read into the newer one
+        {"qiu-yao.sqlite": "qiu-yao-h200.sqlite", "qiu-yao-h100.sqlite": "qiu-yao.sqlite"},
+    ),
     catalogue.SU.name: _paper(
-        catalogue.SU, _links(MX, "mx-instability"), {"su-proxy.sqlite.gz": "proxy.sqlite"}
+        catalogue.SU,
+        _links(MX, "mx-instability"),
+        {"su-proxy.sqlite.gz": "proxy.sqlite", "su-ln-fix.sqlite.gz": "su.sqlite"},
     ),
     catalogue.MXFP8.name: _paper(
         catalogue.MXFP8,
         _links("mxfp8-recipes-arxiv-250608027", "mxfp8-recipes"),
         {"mxfp8.sqlite.gz": "mxfp8.sqlite", "mxfp8-proxy.sqlite.gz": "proxy.sqlite"},
+    ),
+    catalogue.LOWBIT.name: _paper(
+        catalogue.LOWBIT,
+        {"../findings/low-bit-training.md": FINDING},
+        {"lowbit.sqlite.gz": "lowbit.sqlite"},
     ),
     catalogue.DOSE.name: Source(
         image="dose.png",
@@ -143,15 +161,14 @@ SOURCES = {  # of studies that `source_of` has no rule for
     ),
 }
 LINKS = {  # of the other studies, if there are any
-    catalogue.QIU_YAO.name: _links(
-        "why-low-precision-transformer-training-fails-arxiv-251004212", "why-bf16-fails"
-    ),
+    catalogue.MECHANISM.name: _links("what-its-mechanism-rests-on", "why-bf16-fails"),
     catalogue.RELEASED.name: _links(
         "the-same-on-the-arithmetic-that-the-released-code-runs", "why-bf16-fails"
     ),
     catalogue.FA4.name: {"../findings/kernels.md#flashattention-4-and-cudnns-mxfp8": FINDING},
     catalogue.TWO_LEVEL.name: {"../findings/kernels.md#fp8-on-hopper-over-long-rows": FINDING},
     catalogue.ALARM.name: _links("a-warning-before-the-loss-moves"),
+    catalogue.FP4_RULES.name: {"../findings/fp4-rules.md": FINDING},
 }
 
 
@@ -258,8 +275,7 @@ def text_of(entry: Entry, folder: Path) -> str:
         outcome, results = measured(study, Path(path), bool(source.records))
         if results is None:
             raise RuntimeError(f"{entry.name}: there is nothing to draw")
-        is_whole = outcome.there == outcome.launches
-        static = study.static(lambda n: None) if study.static and is_whole else Static()
+        static = study.static(lambda n: None) if study.static else Static()
     drawn = f"Computed on a CPU by `roundscope {source.command}`."
     if source.records:
         files = " and ".join(f"`docs/runs/{file}`" for file in source.records)

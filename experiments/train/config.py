@@ -11,7 +11,9 @@ from roundscope.tools.errors import UsageError, bad
 JAX = "jax"
 XLA, PALLAS, CUDNN = "xla", "pallas", "cudnn"
 WORD = 2**32
-NEWER = ("engine", "drift_alarm", "parts")  # fields that came after results were stored
+# fields that came after results were stored
+NEWER = ("engine", "drift_alarm", "parts", "gated", "llama", "optimizer")
+ADAMW, MUON = "adamw", "muon"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,13 @@ class Config:
                                        largest global norm of the gradients, None for no clipping
     position, qk_norm, tied   whether there are learned positions, an RMS norm of q and k, and one
                               matrix for embedding and output;  mlp_ratio: MLP width / width
+    gated                     whether attention's output is multiplied by the sigmoid of a linear
+                              layer of its input
+    llama                     Llama's layers: RMSNorm, SwiGLU and rotary positions, without learned
+                              ones
+    optimizer                 "adamw", or "muon" (optax.contrib.muon) for the matrices of the layers
+                              and AdamW for what is left; the root mean square of Muon's steps is
+                              0.2 of the rate, as AdamW's is about
     matmul                  "bf16": operands of linear layers rounded to BF16, sums FP32
                             (experiments.train.gpt.linear); "fp16"; "fp32"
     plan, changes           attention: a preset or "jax"; its changes, such as "layer=1 ->
@@ -76,6 +85,9 @@ class Config:
     qk_norm: bool = False
     tied: bool = True
     mlp_ratio: int = 4
+    gated: bool = False
+    llama: bool = False
+    optimizer: str = ADAMW
     matmul: str = "bf16"
     plan: str = "qiu-yao"
     changes: tuple[str, ...] = ()
@@ -171,6 +183,8 @@ def _check_numbers(c: Config) -> None:
         ("beta2", 0.0 <= c.beta2 < 1.0, rate),
         ("weight_decay", c.weight_decay >= 0.0, "give 0 or more"),
         ("clip", _is_above_0(c.clip), "give a positive norm, or leave clipping off"),
+        ("position", not (c.llama and c.position), "llama=true rotates: give position=false"),
+        ("width", not c.llama or c.head_width % 2 == 0, "llama=true rotates pairs of features"),
     )
     for name, is_possible, repair in rules:
         if not is_possible:
@@ -184,6 +198,7 @@ def _is_above_0(x: float | None) -> bool:
 def _check_attention(c: Config) -> None:
     for name, known in (
         ("matmul", ("bf16", "fp16", "fp32")),
+        ("optimizer", (ADAMW, MUON)),
         ("sums", ("native", "preset")),
         ("engine", (XLA, PALLAS, CUDNN)),
     ):

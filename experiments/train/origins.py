@@ -25,7 +25,10 @@ from roundscope.tools.results.machine import device, versions
 # the fields that may change when a run continues
 FREE = ("steps", "checkpoint_every", "keep", "monitor_every", "drift_alarm")
 # the fields that a state depends on; of the last two, whether they are 0
-SIZES = ("layers", "heads", "width", "context", "vocab", "position", "qk_norm", "tied", "mlp_ratio")
+SIZES = (
+    *("layers", "heads", "width", "context", "vocab", "position", "qk_norm", "tied", "mlp_ratio"),
+    *("gated", "llama", "optimizer"),
+)
 FIXED = (*SIZES, "clip", "weight_decay")
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.config import MUON, Config
 from roundscope.tools.compile_cache import deterministic
 
 
@@ -61,6 +61,8 @@ def pick(state: Any, arms: Sequence[int]) -> Any:
 def optimiser(config: Config) -> optax.GradientTransformationExtraArgs:
     """Return clip by global norm -> Adam (epsilon 1e-8) -> decay of matrices -> times -lr.
 
+    With Muon, that takes the place of Adam for the matrices of a GPT's layers.
+
     Its update(grads, opt_state, params, lr=lr) returns (updates, opt_state); lr is a float32
     scalar, that of `rate` for the step.
     """
@@ -68,10 +70,21 @@ def optimiser(config: Config) -> optax.GradientTransformationExtraArgs:
     decay = []
     if config.weight_decay != 0.0:
         decay = [optax.add_decayed_weights(config.weight_decay, mask=is_matrix)]
+    steps = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=1e-8)
+    if (
+        getattr(config, "optimizer", "") == MUON
+    ):  # its own rate is -1, so that it adds what Adam does
+        steps = optax.contrib.muon(
+            -1.0,
+            adam_b1=config.beta1,
+            adam_b2=config.beta2,
+            muon_weight_dimension_numbers=matrices,
+            consistent_rms=0.2,
+        )
     return optax.with_extra_args_support(
         optax.chain(
             *clip,
-            optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=1e-8),
+            steps,
             *decay,
             _times_minus_lr(),
         )
@@ -93,6 +106,27 @@ def rate(config: Config, step: Array, peak: Array) -> Array:
     ) * (jnp.float32(1.0) - end)
     warm = (t + jnp.float32(1.0)) / jnp.float32(config.warmup + 1)
     return peak * jnp.where(step < config.warmup, warm, cosine)
+
+
+# axes of the matrices of a GPT's layers: what goes in, what comes out; the others are of matrices
+MATRICES = {
+    "qkv": ((1,), (3, 4)),
+    "proj": ((1, 2), (3,)),
+    "up": ((1,), (2,)),
+    "down": ((1,), (2,)),
+    "gate": ((1,), (2, 3)),
+    "inner": ((1,), (2,)),
+}
+
+
+def matrices(params: Any) -> Any:
+    """Return the axes of the parameters that Muon trains, None for the others."""
+
+    def of(path: Any, _: Any) -> optax.contrib.MuonDimensionNumbers | None:
+        axes = MATRICES.get(path[-1].key)
+        return None if axes is None else optax.contrib.MuonDimensionNumbers(*axes)
+
+    return jax.tree_util.tree_map_with_path(of, params)
 
 
 def is_matrix(params: Any) -> Any:

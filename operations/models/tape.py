@@ -29,6 +29,9 @@ class Ref(NamedTuple):
     value: int
 
 
+LEAVES = frozenset({Ref, int, float, bool, str, type(None)})  # kinds that hold nothing else
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
     """A tensor of a run.
@@ -230,7 +233,12 @@ class Tape:
 
 def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
     """Return a tree of tuples, lists and dictionaries with its leaves changed."""
-    if isinstance(tree, tuple) and not isinstance(tree, Ref):
+    kind = type(tree)
+    if kind is tuple:  # the most frequent kinds first: budgets take trees apart a million times
+        return tuple([mapped(change, x) for x in tree])
+    if kind in LEAVES:
+        return change(tree)
+    if isinstance(tree, tuple):
         each = [mapped(change, x) for x in tree]
         return type(tree)(*each) if hasattr(tree, "_fields") else tuple(each)
     if isinstance(tree, list):
@@ -242,7 +250,9 @@ def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
 
 def leaves(tree: Any) -> Iterator[Any]:
     """Yield the leaves of a tree in their order."""
-    if isinstance(tree, tuple | list) and not isinstance(tree, Ref):
+    if type(tree) in LEAVES:
+        yield tree
+    elif isinstance(tree, tuple | list):
         for x in tree:
             yield from leaves(x)
     elif isinstance(tree, Mapping):

@@ -9,7 +9,7 @@ from roundscope.events.injection import InjectionBase
 from roundscope.events.recorder import RecordBase
 from roundscope.operations.run import run as operation
 from tests.attention import small
-from tests.attention.small import B, N, S, T
+from tests.attention.small import B, G, N, S, T
 
 UNSEEN = 768.0  # which no event here has by itself, and a number of BF16
 SHARE = 0.125
@@ -101,6 +101,28 @@ class TestMask:
         assert np.array_equal(found, want)
         row = hits(at("L", mask=np.arange(T) == 3), "L", blocks=(8, S))[0]
         assert np.array_equal(row.reshape(B, N, T).any((0, 1)), np.arange(T) == 3)
+
+    @pytest.mark.parametrize("site", ["Q", "K", "V", "OUT", "LSE", "DELTA", "DQ_OUT", "DV_OUT"])
+    def test_an_event_of_each_shape_has_masks(self, site):
+        """A mask of queries read along keys, features or query heads where keys are meant."""
+        own = {"Q": T, "OUT": T, "DQ_OUT": T, "LSE": T, "DELTA": T}.get(site, S)
+        heads = G if own == S else N
+        last = () if site in ("LSE", "DELTA") else (small.H,)
+        mask = np.random.default_rng(1).random((B, heads, own, *last)) < 0.2
+        found, count = hits(at(site, mask=mask), site, plan="fa2-bf16", inputs=small.INPUTS)
+        assert np.array_equal(found, mask) and count.sum() == mask.sum()
+        wrong = mask[:, :, 1:]
+        with pytest.raises(ValueError, match=rf"{site}:mask of shape .*as \({own}"):
+            hits(at(site, mask=wrong), site, plan="fa2-bf16", inputs=small.INPUTS)
+
+    @pytest.mark.parametrize("site", ["O", "DQ", "DK"])
+    def test_an_event_of_each_tile_has_masks(self, site):
+        """A mask that is read by the place in a tile."""
+        rows = S if site == "DK" else T
+        mask = np.random.default_rng(1).random((B, N, rows, small.H)) < 0.2
+        options = {"plan": "fa2-bf16", "inputs": small.INPUTS, "blocks": (8, 8)}
+        found, _ = hits(at(site, mask=mask), site, **options)
+        assert np.array_equal(found, np.broadcast_to(mask[:, :, None], found.shape))
 
     def test_equal_masks_make_equal_injections(self):
         """A program that is compiled again for each call, or shared by different masks."""

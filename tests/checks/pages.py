@@ -76,7 +76,7 @@ KEPT = {
     "dose": {"dose-identity.sqlite": "dose.sqlite"},
     "kernels": {"kernels-h200.json": "measured.json"},
 }
-SCHEMES, WIDTHS, TALL = {"light": 1, "dark": 0}, (1200, 420), 12000
+SCHEMES, WIDTHS, TALL = {"light": 1, "dark": 0}, (1200, 390), 12000
 SMALLEST = 7.0  # pixels, of letters in charts
 # appended to a page: what it measures of itself is its title then
 MEASURE = """<script>addEventListener('load',()=>{

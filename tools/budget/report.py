@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from roundscope.operations.models.budget import Errors, ModelBudget, ModelLine, percent
@@ -207,11 +208,25 @@ def _weights(found: ModelBudget) -> Table:
 
 def _picture(found: ModelBudget) -> Picture:
     """Return the shares of the groups, a panel for a result."""
-    lines = found.lines[:FEW][::-1]
-    figure, axes = pictures.canvas(
-        1.1 + 0.26 * len(lines), 1, len(found.results), sharey=True, sharex=True
+    caption = (
+        "The squared error that each group of operations makes alone, with all else in binary64,"
+        f" over that of the model; what they do not add up to is {_rest(found)}."
     )
-    for ax, result in zip(axes[0], found.results, strict=True):
+    whole, narrow = _shares(found, is_narrow=False), _shares(found, is_narrow=True)
+    return Picture("Which operations make the error", whole, caption, narrow)
+
+
+def _shares(found: ModelBudget, *, is_narrow: bool) -> Figure:
+    """Draw them side by side, or below each other for a narrow screen."""
+    lines, count = found.lines[:FEW][::-1], len(found.results)
+    height, shared = 0.26 * len(lines), {"sharey": True, "sharex": True}
+    if is_narrow:
+        figure, axes = pictures.canvas(
+            1.1 + count * (height + 0.3), count, width=pictures.NARROW, **shared
+        )
+    else:
+        figure, axes = pictures.canvas(1.1 + height, 1, count, **shared)
+    for ax, result in zip(axes.flat, found.results, strict=True):
         shares = [100 * line.share(result, found.total) for line in lines]
         bars = ax.barh(np.arange(len(lines)), shares, height=0.7, color=pictures.DOWN)
         for bar, line, share in zip(bars, lines, shares, strict=True):
@@ -224,11 +239,7 @@ def _picture(found: ModelBudget) -> Picture:
         ax.xaxis.set_major_locator(MaxNLocator(4))
     axes[0][0].set_yticks(range(len(lines)), [line.group for line in lines], fontsize=9)
     figure.supxlabel("share of the squared error, %", fontsize=9.5)
-    caption = (
-        "The squared error that each group of operations makes alone, with all else in binary64,"
-        f" over that of the model; what they do not add up to is {_rest(found)}."
-    )
-    return Picture("Which operations make the error", figure, caption)
+    return figure
 
 
 def _rest(found: ModelBudget) -> str:

@@ -17,9 +17,11 @@ from roundscope.attention.testing.cases import Answer
 from roundscope.attention.testing.comparison import Comparison, Finding, State
 from roundscope.attention.testing.errors import Margins
 from roundscope.attention.testing.exact import RESULTS
+from roundscope.emu.stats.comparison import share_words
 from roundscope.tools.check.findings import MARGINS, QUESTIONS, Findings
 from roundscope.tools.check.options import CheckOptions, call_of, command_of
 from roundscope.tools.identify.adapters import plain_name
+from roundscope.tools.identify.identify import Identified, Kind
 from roundscope.tools.report.model import (
     Case,
     Cell,
@@ -36,7 +38,7 @@ from roundscope.tools.report.model import (
     Text,
     notes,
 )
-from roundscope.tools.report.pictures import BAND, INK, QUIET, UP, WIDTH
+from roundscope.tools.report.pictures import BAND, INK, NARROW, QUIET, UP, WIDTH
 from roundscope.tools.report.terminal import plain
 from roundscope.tools.results.folder import request_of
 from roundscope.tools.results.machine import command_line, device, has_gpu, versions
@@ -71,7 +73,7 @@ def report(found: Findings) -> Report:
     used_here = ", ".join(f"{name} {version}" for name, version in used().items())
     measured = notes(READ, *said, f"{used_here}; {where()}.", f"{found.seconds:.0f} s.")
     compared = found.compared if found.compared and found.compared.findings else None
-    drawn = [] if compared is None else [picture(compared, MARGINS)]
+    drawn = [] if compared is None else [(picture(compared, MARGINS), narrow_picture(compared))]
     return Report(
         title=f"check {found.name} against {found.asked.plan}",
         heading=f"{found.name} against {found.asked.plan}",
@@ -82,7 +84,7 @@ def report(found: Findings) -> Report:
             *notes(*found.notes),
             Folded("How to read this page, and how it was measured", measured),
             _tests(found),
-            *(Picture("How does it differ from the plan?", x, CAPTION) for x in drawn),
+            *(Picture("How does it differ from the plan?", x, CAPTION, y) for x, y in drawn),
             *(
                 Section(f"{test.capitalize()}: {question}", [_answers(found.of(test))])
                 for test, question in QUESTIONS.items()
@@ -237,7 +239,7 @@ def _sizes(compared: Comparison) -> list[Part]:
         cells[place] = Cell(f"{f.kernel:.2e} {ratio:7.3g}", "bad" if place in bad else "")
     kinds = dict.fromkeys(f.inputs for f in sizes)
     rows = [(kind, *(cells.get((kind, name), "") for name in names)) for kind in kinds]
-    equal = ("share of equal bits", *(f"{compared.equal[name]:.6f}" for name in names))
+    equal = ("share of equal bits", *(share_words(compared.equal[name]) for name in names))
     title = "relative rms error, and how many times the plan's"
     return [Table(("inputs", *names), [*rows, equal], title=title)]
 
@@ -260,6 +262,14 @@ def next_step(found: Findings) -> tuple[str, str]:
     if found.suspect:
         return (
             f"Next: look there in the code: {found.suspect}. After the repair, check again",
+            again,
+        )
+    if found.explained is not None:
+        return _next_explained(found, found.explained)
+    if found.cause:
+        return (
+            f"Next: look there in the code: {found.cause}. If the kernel means it, claim that with"
+            " --claims and --set. Else repair it and check again",
             again,
         )
     if "explanation" in tests:
@@ -287,6 +297,22 @@ def next_step(found: Findings) -> tuple[str, str]:
         + (f" --head {asked.head}" if asked.head else "")
     )
     return (LOOK, f"roundscope identify {quote(asked.source)}{call} --budget {LONG}")
+
+
+def _next_explained(found: Findings, search: Identified) -> tuple[str, str]:
+    """Return what to do next about a kernel whose numbers the search has explained."""
+    asked, again = found.asked, command_of(found.asked)
+    out = search.whole.counts["out"]
+    if search.kind is Kind.MEANING or (out.gathered and out.gathered.factor):
+        return (
+            f"Next: look there in the code: {search.cause}. After the repair, check again",
+            again,
+        )
+    claims = replace(asked, claims=search.base, changes=search.words)
+    return (
+        f"Next: look at that in the code: {search.cause}. If the kernel means it, claim it",
+        command_of(claims),
+    )
 
 
 def _assertion(asked: CheckOptions) -> str:
@@ -353,20 +379,28 @@ TITLES = {
 }
 CAPTION = (
     "Each dot is the mean over heads of one result on one kind of inputs; the bar is three standard"
-    " errors. Left: the kernel's relative rms error over that of the plan. Right: how much longer"
+    " errors. First: the kernel's relative rms error over that of the plan. Then: how much longer"
     " (above 0) or shorter (below 0) its result is than the plan's, as a share of the plan's error."
     " Gray: within the margins. A red ring is an alarm."
 )
 
 
-def picture(compared: Comparison, margins: Margins) -> Figure:
+def narrow_picture(compared: Comparison) -> Figure:
+    """Draw the same for a telephone, one panel below the other."""
+    return picture(compared, MARGINS, narrow=True)
+
+
+def picture(compared: Comparison, margins: Margins, *, narrow: bool = False) -> Figure:
     """Draw the rms errors and the gains of every kind of inputs."""
     kinds = list(dict.fromkeys(f.inputs for f in compared.findings))
-    size = (WIDTH, 1.1 + 0.42 * len(kinds))
+    height = 0.42 * len(kinds)
+    size = (NARROW, 1.6 + 2 * height) if narrow else (WIDTH, 1.1 + height)
     figure = Figure(figsize=size, layout="constrained", facecolor="white")
-    axes = figure.subplots(1, 2, sharey=True)
+    axes = figure.subplots(2, 1, sharey=True) if narrow else figure.subplots(1, 2, sharey=True)
     for ax, statistic in zip(axes, TITLES, strict=True):
         _panel(ax, statistic, compared, kinds, margins)
+        if narrow:
+            ax.set_title(TITLES[statistic].replace(", ", ",\n"), fontsize=10, loc="left", color=INK)
     axes[0].set_yticks(range(len(kinds)), kinds, fontsize=9)
     axes[0].set_ylim(len(kinds) - 0.5, -0.5)
     handles = [

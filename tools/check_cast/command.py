@@ -17,6 +17,7 @@ from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.roundings.modes import Rounding, RoundingMode
 from roundscope.emu.testing.casts import examine_cast
+from roundscope.emu.testing.casts.hadamard import hadamard as transform
 from roundscope.emu.testing.casts.records import (
     Agreement,
     CastReport,
@@ -73,6 +74,9 @@ def run(options: CheckCastOptions) -> int:
         checked_folder(out, RECORD)
     rounding = asked_of(options.format)
     check_timeout(options.timeout)
+    signs = None if options.signs is None else signs_of(options.signs)
+    if options.hadamard is not None:
+        transform(options.hadamard, signs)
     cast, chosen = cast_named(function, options.library)
     began = time.perf_counter()
     name = f"check-cast {function} {options.format}"
@@ -82,6 +86,8 @@ def run(options: CheckCastOptions) -> int:
             rounding,
             tensor_scale=options.tensor_scale,
             divided=options.divided,
+            hadamard=options.hadamard,
+            signs=signs,
         )
     except ForeignError as error:
         if error.is_refusal:
@@ -101,6 +107,18 @@ def asked_of(words: str) -> str | Rounding | BlockFormat:
     plain, scope = parted(words)
     asked = event_of(plain)
     return asked if scope is None else words
+
+
+def signs_of(text: str) -> np.ndarray:
+    """Return the signs of a transform from + and -, or from a file.npy; ValueError for others."""
+    if text and not set(text) - set("+-"):
+        return np.array([1 if sign == "+" else -1 for sign in text])
+    try:
+        return np.asarray(np.load(text, allow_pickle=False))
+    except (OSError, ValueError):
+        raise bad(
+            "--signs", text, "write + and -, one for each number, or name a file.npy of 1 and -1"
+        ) from None
 
 
 def cast_named(name: str, library: str | None) -> tuple[Callable[[np.ndarray], Any], str]:
@@ -169,7 +187,13 @@ def document(asked: CheckCastOptions, found: CastReport, seconds: float) -> dict
         "command": command_line(),
         "versions": all_versions("jax" if asked.library == "jax" else "numpy"),
         "request": request_of(
-            asked.function, asked.format, asked.library, asked.tensor_scale, asked.divided
+            asked.function,
+            asked.format,
+            asked.library,
+            asked.tensor_scale,
+            asked.divided,
+            asked.hadamard,
+            asked.signs,
         ),
         "function": asked.function,
         "format": asked.format,
@@ -223,8 +247,10 @@ def _opening(asked: CheckCastOptions, found: CastReport) -> Opening:
 
 def _more(asked: CheckCastOptions) -> str:
     """Return what else was asked, as options that ask it again."""
-    scale = "" if asked.tensor_scale is None else f" --tensor-scale {asked.tensor_scale!r}"
-    return scale + ("" if asked.divided == "exact" else f" --divided {asked.divided}")
+    more = "" if asked.tensor_scale is None else f" --tensor-scale {asked.tensor_scale!r}"
+    more += "" if asked.hadamard is None else f" --hadamard {asked.hadamard}"
+    more += "" if asked.signs is None else f" --signs={asked.signs}"
+    return more + ("" if asked.divided == "exact" else f" --divided {asked.divided}")
 
 
 def _brief(asked: CheckCastOptions, found: CastReport) -> list[Part]:

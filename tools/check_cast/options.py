@@ -36,8 +36,26 @@ class CheckCastOptions:
         float | None,
         typer.Option(
             metavar="NUMBER",
-            help="Of a number format: the scale, such as a calibrated one, that the function"
-            " divides by before it rounds.",
+            help="A given scale, such as a calibrated one: of a number format, what the function"
+            " divides by before it rounds; of nvfp4, the scale of the whole array, which is"
+            " otherwise its largest magnitude over 2688.",
+        ),
+    ] = None
+    hadamard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE[:FORMAT][:unnormalized]",
+            help="Of a block format: a Hadamard transform of so many neighbors, which the function"
+            " computes before it quantizes, such as 16, or 16:bf16 if it reads and writes BF16"
+            " (16:bf16:fp32: reads BF16, writes FP32). The results are not transformed back.",
+        ),
+    ] = None
+    signs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIGNS",
+            help="Of the transform: the signs by which numbers are multiplied before, as"
+            " --signs=+-++, one for each, or a file.npy of 1 and -1.",
         ),
     ] = None
     divided: Annotated[

@@ -5,6 +5,7 @@ from math import isnan
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from roundscope.operations.models.comparing.comparison import Comparison, Group, Row
@@ -194,7 +195,16 @@ def _flips(found: Comparison, count: int) -> Table:
 
 def _picture(found: Comparison) -> Picture:
     """Return the strip of operations above the gap by token."""
-    figure, axes = pictures.canvas(4.6, rows=2)
+    caption = (
+        "Above, the largest difference of each operation's results, red where it is made, grey"
+        " where it is inherited, yellow where that is not decided. Below, the gap by token."
+    )
+    whole, narrow = _strips(found, pictures.WIDTH), _strips(found, pictures.NARROW)
+    return Picture("Where the runs differ", whole, caption, narrow)
+
+
+def _strips(found: Comparison, width: float) -> Figure:
+    figure, axes = pictures.canvas(4.6, rows=2, width=width)
     above, below = axes[0][0], axes[1][0]
     colours = {"here": pictures.UP, "undecided": pictures.COLOURS[4]}
     numbers = np.array([row.number for row in found.rows], float)
@@ -214,11 +224,7 @@ def _picture(found: Comparison) -> Picture:
     below.set_ylabel("|gap|")
     for axes in (above, below):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    caption = (
-        "Above, the largest difference of each operation's results, red where it is made, grey"
-        " where it is inherited, yellow where that is not decided. Below, the gap by token."
-    )
-    return Picture("Where the runs differ", figure, caption)
+    return figure
 
 
 def _data(asked: CompareOptions, found: Comparison, seconds: float) -> dict[str, Any]:

@@ -18,6 +18,10 @@ HERE = Path(__file__).parent
 LONG = 36  # number of characters beyond which a cell may take several lines
 LEAD = 160  # number of characters that fit in large letters
 SECTIONS = 5  # sections from which on a page has a table of contents
+BREAKS = 24  # characters of a word beyond which it may break behind a dot, a line or a colon
+_NUMBER = re.compile(r"[-+±]?\s*[\d.,]+(e[-+]?\d+)?\s*[%x]?|-|inf|nan|")
+_WORD = re.compile(rf"[\w.:/,=-]{{{BREAKS},}}")
+_POWER = re.compile(r"[-+]?[\d.]+e[-+]\d+")
 _SENTENCE = re.compile(r"(?<=[a-z0-9)\]][.?!]) (?=\w)")  # where a sentence ends
 
 
@@ -43,6 +47,8 @@ def _template() -> Template:
     environment.filters["svg"] = lambda figure, title: Markup(pictures.svg(figure, title))
     environment.filters["wide"] = _wide
     environment.filters["number"] = id
+    environment.filters["numeric"] = _numeric
+    environment.filters["flowing"] = flowing
     return environment.get_template("page.html.jinja")
 
 
@@ -54,6 +60,29 @@ def _names(sections: Iterable[Section]) -> Iterator[tuple[int, str]]:
         name = name if name not in found else f"{name}-{len(found)}"
         found.add(name)
         yield id(section), name
+
+
+def flowing(text: str) -> Markup:
+    """Return a text as HTML whose long words may break at their parts, and whose numbers do not.
+
+    Example:
+        >>> print(flowing("model.layers.0.self_attn.q_proj: 1e-05"))
+        model.<wbr>layers.<wbr>0.<wbr>self_<wbr>attn.<wbr>q_<wbr>proj: <span class=n>1e-05</span>
+    """
+    escaped = str(Markup.escape(text))
+    parted = _WORD.sub(lambda m: re.sub(r"([._:/])(?=\w)", r"\1<wbr>", m[0]), escaped)
+    return Markup(_POWER.sub(r"<span class=n>\g<0></span>", parted))
+
+
+def _numeric(table: Table) -> str:
+    """Return classes that say whether the first two columns hold numbers alone: "n1 n2"."""
+    columns = [*zip(*table.rows, strict=True)][:2]
+    found = [
+        f" n{i}"
+        for i, column in enumerate(columns, 1)
+        if all(_NUMBER.fullmatch(text_of(cell)) for cell in column)
+    ]
+    return "".join(found)
 
 
 def _wide(table: Table) -> list[bool]:

@@ -92,12 +92,16 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture under its title, with a caption; figure: matplotlib's, or None for words alone."""
+    """A picture under its title, with a caption; figure: matplotlib's, or None for words alone.
+
+    narrow: the same for a narrow screen, its panels below each other; None where one serves both.
+    """
 
     kind: ClassVar = "picture"
     title: str
     figure: Any
     caption: str
+    narrow: Any = None
 
 
 @dataclass(frozen=True, slots=True)

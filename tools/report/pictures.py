@@ -29,6 +29,7 @@ rcdefaults()  # what is drawn does not depend on the settings of the user (LaTeX
 
 UP, DOWN, QUIET, BAND, INK = "#b2182b", "#2166ac", "#7b8794", "#dfe3e8", "#1f2933"
 WIDTH = 9.6  # inches, the width of a page
+NARROW = 4.6  # that of a telephone
 # the palette of Okabe and Ito, with two colors changed
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1f2933", "#8c6d31")
 MARKERS = "osD^vPX*"
@@ -40,9 +41,11 @@ SANS, MONO = "system-ui, sans-serif", "ui-monospace, Menlo, Consolas, monospace"
 HOVER = "hover:"  # begins the gid of an artist that has a text for the pointer
 
 
-def canvas(height: float, rows: int = 1, columns: int = 1, **more: Any) -> tuple[Figure, Any]:
+def canvas(
+    height: float, rows: int = 1, columns: int = 1, *, width: float = WIDTH, **more: Any
+) -> tuple[Figure, Any]:
     """Return a figure of the page's width, and its axes as an array (rows, columns)."""
-    figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     figure.get_layout_engine().set(w_pad=0.08)  # type: ignore[union-attr, call-arg]
     axes = figure.subplots(rows, columns, squeeze=False, **more)
     for ax in axes.flat:

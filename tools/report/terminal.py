@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from rich.segment import Segment
     from rich.table import Table
 
-    from roundscope.tools.report.model import Part
+    from roundscope.tools.report.model import Cell, Part
 
 WIDTH = 100
 SHORT = 24  # characters of a cell that is not broken into lines
+LONG, LINE = 40, 32  # characters of a cell that is a sentence, and of the lines that it needs
+WORD = 24  # characters of a word beyond which it may break behind a dot, a line or a colon
 STYLES = {
     "": "",
     "good": "bold green",
@@ -32,6 +34,7 @@ STYLES = {
     "note": "dim",
     "strong": "bold",
 }
+_PART = re.compile(r".+?(?:[._/:](?=\w)|$)")  # of a long word, such as a path of a module
 # what stands alone in a cell of a column of numbers
 _NUMBER = re.compile(r"[-+±]?(\d.*|inf|nan)?|[▲▼·]")
 
@@ -126,11 +129,12 @@ def _grid(part: TableModel, room: int) -> "Table":
     cells = [_longest(column) for column in texts]
     whole = [max(n, _longest(h.split("\n"))) for n, h in zip(cells, part.heads, strict=True)]
     words = [
-        _longest(" ".join([head, *column]).split())
+        _longest(_pieces(" ".join([head, *column])))
         for head, column in zip(part.heads, texts, strict=True)
     ]
     heads = [_longest(head.split()) for head in part.heads]
-    short = [max(n, h) if n <= SHORT else w for n, h, w in zip(cells, heads, words, strict=True)]
+    lines = [max(w, LINE) if n > LONG else w for n, w in zip(cells, words, strict=True)]
+    short = [max(n, h) if n <= SHORT else w for n, h, w in zip(cells, heads, lines, strict=True)]
     least = [
         max(n, h) if is_number or (not column and n <= SHORT) else w
         for column, (n, h, w, is_number) in enumerate(
@@ -151,20 +155,56 @@ def _grid(part: TableModel, room: int) -> "Table":
             break
     grid = table(part.title)
     grid.padding = (0, gap, 0, 0)
-    for n in shown:
+    widths = dict(zip(every, low, strict=True))
+    for n in sorted(shown, key=lambda n: cells[n] <= LONG):  # sentences first
         more = min(max(left, 0), whole[n] - low[n])
         left -= more
-        width = low[n] + more if left >= 0 else None
+        widths[n] += more
+    for n in shown:
+        width = widths[n] if left >= 0 else None
         justify: Any = "right" if numbers[n] else "left"
         grid.add_column(part.heads[n], justify=justify, width=width, overflow="fold")
     for number, row in enumerate(part.rows):
-        styled = [
-            Words(text_of(c), "" if isinstance(c, str) else STYLES[c.mood])
-            for c in (row[n] for n in shown)
-        ]
+        styled = [Words(_parted(text_of(row[n]), widths[n]), _style(row[n])) for n in shown]
         is_marked = bool(part.marked) and part.marked[number]
         grid.add_row(*styled, style="bold red" if is_marked else None)
     return grid
+
+
+def _style(cell: "str | Cell") -> str:
+    return "" if isinstance(cell, str) else STYLES[cell.mood]
+
+
+def _pieces(text: str) -> list[str]:
+    """Return the words of a text, long ones in parts that end with a dot, a line or a colon."""
+    return [
+        part
+        for word in text.split()
+        for part in (_PART.findall(word) if len(word) > WORD else [word])
+    ]
+
+
+def _parted(text: str, width: int) -> str:
+    """Return a text whose words that are longer than a line break behind such a part.
+
+    Example:
+        >>> print(_parted("by torch.nn.functional.scaled_dot_product_attention", 24))
+        by torch.nn.functional.
+        scaled_dot_product_
+        attention
+    """
+    if _longest(text.split()) <= width:
+        return text
+    lines = [""]
+    for word in text.split(" "):
+        joint = " " if lines[-1] else ""
+        for part in _PART.findall(word) if len(word) > width else [word]:
+            if len(lines[-1]) + len(joint) + len(part) > width:
+                lines.append(part)
+            else:
+                lines[-1] += joint + part
+            joint = ""
+    return "\n".join(lines)
 
 
 def _longest(texts: "Iterable[str]") -> int:

@@ -8,7 +8,10 @@ import math
 from typing import TYPE_CHECKING
 
 from roundscope.attention.budget.not_finite import number_words
+from roundscope.attention.budget.parts import DIRECTED
 from roundscope.attention.budget.table import ErrorBudget, Line
+from roundscope.attention.trace.parts import site_of
+from roundscope.emu.roundings.modes import Overflow
 from roundscope.tools.report.wording import listed
 from roundscope.tools.trace.analysis.bias import Event
 from roundscope.tools.trace.results import Result, score, z_words
@@ -17,7 +20,10 @@ if TYPE_CHECKING:
     from roundscope.tools.trace.summary import Summary
 
 FINITE = "What follows is said of finite numbers alone; the others have no errors in ulps."
+FEWEST = 4  # key heads, of which fewer have no scatter that tells a gain from chance
 MOST = 4  # events that the sentence names
+LOST = 0.01  # share of the numbers of an event that become 0 beyond which it is said
+CUT = 0.001  # share of those beyond the format's largest number beyond which it explains a bias
 
 
 def bias(s: "Summary") -> str:
@@ -49,9 +55,17 @@ def _of_results(s: "Summary") -> str:
     tested = [r for r in s.results if r.gain is not None and r.is_known]
     if not any(r.gain is not None and r.gain.se > 0.0 for r in tested):
         return ""
+    names = listed([r.name for r in tested])
+    first = tested[0].gain
+    assert first is not None
+    if first.heads < FEWEST:
+        lengths = "its length" if len(tested) == 1 else f"the lengths of {names}"
+        return (
+            f"with {first.heads} key heads nothing is said of {lengths}: chance alone gives a z of"
+            f" up to {first.limit:.0f}, so trace more batch entries or heads"
+        )
     if len(tested) == 1:
         return f"{tested[0].name} is neither too long nor too short by more than chance"
-    names = listed([r.name for r in tested])
     return f"none of {names} is too long or too short by more than chance"
 
 
@@ -73,7 +87,9 @@ def _of_events(s: "Summary") -> str:
     rounds = f"{count} events that round" if count != 1 else "the one event that rounds"
     if not found:
         return f"none of {rounds} is biased" if count != 1 else f"{rounds} is not biased"
-    named = listed([f"{event_name(s, e.name)} {way(e)}" for e in found[:MOST]])
+    named = listed(
+        [f"{event_name(s, e.name)} {way(e)}{why(s, e)}{_barely(e)}" for e in found[:MOST]]
+    )
     more = f" (and {len(found) - MOST} smaller ones)" if len(found) > MOST else ""
     verb = "is" if len(found) == 1 else "are"
     return f"of {rounds} {len(found)} {verb} biased: {named}{more}"
@@ -85,12 +101,38 @@ def event_name(s: "Summary", name: str) -> str:
 
 
 def way(e: Event) -> str:
-    """Return which ways an event is biased, by the tests that say so."""
+    """Return which ways an event is biased, by the tests that say so, and by how many ulps."""
+    signed, away = (abs(x.lean.mean) for x in (e.signed, e.away))
     up = "up" if e.signed.lean.mean > 0 else "down"
     out = f"{'away from' if e.away.lean.mean > 0 else 'toward'} zero"
     if e.signed.is_biased and e.away.is_biased:
-        return f"{up} and {out}"
-    return out if e.away.is_biased else up
+        if f"{signed:.2g}" == f"{away:.2g}":
+            return f"{up} and {out} by {signed:.2g} ulp"
+        return f"{up} by {signed:.2g} ulp and {out} by {away:.2g} ulp"
+    return f"{out} by {away:.2g} ulp" if e.away.is_biased else f"{up} by {signed:.2g} ulp"
+
+
+def _barely(e: Event) -> str:
+    """Return that a z is near its limit, which chance passes once in a hundred traces; or ""."""
+    z = max((x.lean.z for x in (e.signed, e.away) if x.is_biased), key=abs)
+    limit = e.signed.limit
+    near = (
+        f" ({z_words(z)}, the limit is {limit:.1f}; one trace in a hundred has such a chance hit)"
+    )
+    return near if abs(z) < limit + 1.0 else ""
+
+
+def why(s: "Summary", e: Event) -> str:
+    """Return why an event that rounds to nearest is biased toward zero, in brackets; or ""."""
+    if not (e.away.is_biased and e.away.lean.mean < 0.0) or "." in e.name:
+        return ""
+    if s.request.plan[site_of(e.name)].mode in DIRECTED:
+        return ""
+    if e.share("underflow") > LOST:
+        return f" (since {100 * e.share('underflow'):.0f} % of it become 0)"
+    if e.share("overflow") > CUT and s.request.plan[site_of(e.name)].overflow is Overflow.SATURATE:
+        return f" (since {100 * e.share('overflow'):.2g} % of it are cut off at its largest number)"
+    return ""
 
 
 def too(r: Result) -> str:

@@ -99,7 +99,7 @@ def run(options: TraceOptions) -> None:
             from roundscope.tools.trace.report.report import report  # which imports matplotlib
 
             document = trace_json.document(summaries, asked, path.name, command_line())
-            found = report(summaries, plain(document | {"request": digest}), tell)
+            found = report(summaries, plain(document | {"request": digest}), tell, options.every)
             written = write(found, folder, RECORD)
             if options.png:
                 _drawn(summaries, names, folder)

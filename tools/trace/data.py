@@ -13,6 +13,7 @@ import numpy as np
 
 from roundscope.attention import Trace
 from roundscope.attention.budget.parts import promotion
+from roundscope.attention.grammar.injections import injection_words
 from roundscope.attention.injection import Injection
 from roundscope.emu.whole_files import whole_file
 from roundscope.events.plan import base_name, stored_name
@@ -239,13 +240,14 @@ def digest(
 
 
 def folder_for(path: Path, asked: Request, request: str) -> Path:
-    """Return the folder trace-<file>-<plan>, the plan with its changes of --set.
+    """Return the folder trace-<file>-<plan>, the plan with its changes of --set and injections.
 
     It ends in -2, -3 and so on where the name without it holds another request. Records alone are
     what a trace left that was killed. Characters that shells or file systems dislike become -.
     request: as `digest` gives it.
     """
-    plan = "-".join([base_name(asked.plan.name), *plan_changes(asked.plan)])
+    injected = [f"inject-{injection_words(i)}" for i in asked.inject]
+    plan = "-".join([base_name(asked.plan.name), *plan_changes(asked.plan), *injected])
     name = f"trace-{path.stem}-{as_word(plan)[:80]}"
     return free_folder(name, request, RECORD, RECORDS)
 

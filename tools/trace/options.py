@@ -106,6 +106,12 @@ class TraceOptions:
             " added if that holds another request.",
         ),
     ] = None
+    every: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Print the table of every rounding event too, which the page has anyway."
+        ),
+    ] = False
     png: Annotated[
         bool, typer.Option("--png", help="Write the page's pictures as PNG files too.")
     ] = False

@@ -3,6 +3,11 @@
 A biased event gets the smallest repair first: nearest rounding in place of a directed one, a scale
 of its blocks that clips no number, the same for the other tensors of its format. More bits come
 last. The first that repairs is taken; its results are those of one more call.
+
+Where no result is biased, the repair is of the one that is worst in units of one rounding to its
+own format: the few events that make most of its error get more bits. The last rounding of a result
+that is already about as good as its format allows is none of them: what a wider result buys there
+is gone when it is stored in its format again.
 """
 
 from collections.abc import Iterator
@@ -10,17 +15,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roundscope.attention.budget.parts import Part, promotion, repair
+from roundscope.attention.budget.parts import Part, promotion, repair, together
 from roundscope.attention.budget.table import ErrorBudget, Line
 from roundscope.attention.plans.plan import Plan
 from roundscope.emu.stats.comparison import relative_rms
 from roundscope.tools.trace.analysis.consequences import Gain, gain
 from roundscope.tools.trace.biased import culprit
-from roundscope.tools.trace.results import WITH_GAIN, Result
+from roundscope.tools.trace.results import CLOSE, EVENT, FEW, WITH_GAIN, Result
 from roundscope.tools.trace.run import Observed, call
 from roundscope.tools.trace.served import options
 
 WORTH = 0.95  # the part of an error that a promotion may leave and be worth a word
+MOST = 3  # events that one step promotes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +34,8 @@ class Repair:
     """A change of the plan that was tried.
 
     words     the change, in the words of --set, of which all are needed
-    line      the line of the budget that it is about;  result: the result that it is for
-    is_wider  whether it gives an event more bits
+    line      the line of the budget that it is about, the first if several are
+    result    the result that it is for;  is_wider: whether it gives an event more bits
     error     the relative rms error of the result with it;  gain: its gain with it
     """
 
@@ -44,9 +50,10 @@ class Repair:
 def best_repair(seen: Observed, results: list[Result], budget: ErrorBudget | None) -> Repair | None:
     """Return the smallest change that repairs a result, or that which leaves least of its fault.
 
-    Where a result is biased it is the one furthest off, else the one whose error a wider event
-    makes least. It is None if there is no budget, or nothing is worth a change. Where an injected
-    error makes most of an error there is none.
+    Where results are biased it is the one furthest off, else the one that is worst in units of one
+    rounding to its format. It is None if there is no budget, no result is far from the least error
+    of its format, or nothing is worth a change. Where an injected error makes most of an error
+    there is none.
     """
     if budget is None or not budget.lines or not budget.lines[0].part.places:
         return None
@@ -56,12 +63,14 @@ def best_repair(seen: Observed, results: list[Result], budget: ErrorBudget | Non
         line = culprit(budget, furthest)
         if line is not None and len(line.part.places) == 1:
             return _least_biased(seen, furthest, line)
-    chosen = _to_promote(budget)
-    if chosen is None:
-        return None
-    line, name = chosen
-    result = next(r for r in results if r.name == name)
-    return _tried(seen, result, line, tuple(promotion(seen.request.plan, line.part)), True)
+    for result in sorted((r for r in results if r.is_far), key=lambda r: -r.times):
+        if lines := to_promote(budget, result):
+            part = together([line.part for line in lines], "events")
+            words = tuple(promotion(seen.request.plan, part))
+            found = _tried(seen, result, lines[0], words, True)
+            if found.error <= WORTH * result.error:
+                return found
+    return None
 
 
 def _least_biased(seen: Observed, result: Result, line: Line) -> Repair:
@@ -89,17 +98,32 @@ def changes(plan: Plan, part: Part) -> Iterator[tuple[tuple[str, ...], bool]]:
     yield tuple(promotion(plan, part)), True
 
 
-def _to_promote(budget: ErrorBudget) -> tuple[Line, str] | None:
-    """Return the event whose promotion makes the error of some result least, and that result."""
-    names = [n for n, x in budget.total.items() if x > 0.0 and np.isfinite(x)]
-    choices = [
-        (line.without[name] / budget.total[name], line, name)
+def to_promote(budget: ErrorBudget, result: Result) -> list[Line]:
+    """Return the fewest events, MOST at most, without which a result is no longer far off.
+
+    They are taken by the error that is left without each, and their number by their shares of the
+    squared error, which add up where errors do not depend on each other. The first is worth a
+    change by itself; else the list is empty.
+    """
+    name, total = result.name, budget.total.get(result.name, 0.0)
+    if not (total > 0.0 and np.isfinite(total)):
+        return []
+    left = {
+        line.part.name: line.without[name] / total
         for line in budget.lines
         if line.without is not None and len(line.part.places) == 1
-        for name in names
-    ]
-    best = min(choices, key=lambda x: x[0], default=None)
-    return None if best is None or best[0] > WORTH else best[1:]
+        if not (result.times < CLOSE and line.part.places == ((EVENT[name], False),))
+    }
+    lines = [line for line in budget.lines if left.get(line.part.name, np.inf) <= WORTH]
+    lines.sort(key=lambda line: left[line.part.name])
+    limit = CLOSE if name == "out" else FEW
+    rest, chosen = result.times**2, []
+    for line in lines[:MOST]:
+        if rest <= limit**2:
+            break
+        chosen.append(line)
+        rest -= budget.share(line, name) * result.times**2
+    return chosen
 
 
 def _tried(

@@ -1,18 +1,16 @@
 """Where a trace says that nothing is wrong, so that nobody repairs what is as good as it can be."""
 
 from roundscope.tools.report.wording import listed
-from roundscope.tools.trace.results import EVENT
+from roundscope.tools.trace.results import EVENT, unchanged
 from roundscope.tools.trace.summary import Summary
-from roundscope.tools.trace.verdict import CLOSE
-
-FEW = 2.0  # times one rounding that the error of a gradient may have
 
 
 def stop(s: Summary) -> str:
     """Return why there is nothing to repair in a layer; "" where there may be.
 
     The output is hardly worse than the exact one rounded once to its format, each gradient has at
-    most twice the error of its own last rounding, and nothing is biased, infinite or injected.
+    most twice the error of its own last rounding, and nothing is biased, infinite or injected. A
+    result that a change of the plan leaves in FP32 is held against its format before the change.
     """
     is_sound = not (
         s.not_finite
@@ -23,16 +21,17 @@ def stop(s: Summary) -> str:
         or (s.drift is not None and (s.drift.leans or s.drift.lost))
     )
     out, *others = s.results
-    gradients = [r for r in others if r.least]
+    gradients = [r for r in others if r.unit]
     known = [r for r in others if r.gain is not None and r.error]  # not lse and delta
-    if not (is_sound and s.request.against.name == "exact" and out.least) or len(gradients) < len(
+    if not (is_sound and s.request.against.name == "exact" and out.unit) or len(gradients) < len(
         known
     ):
         return ""
-    times = {r.name: r.error / r.least for r in gradients if r.least}
-    if out.error >= CLOSE * out.least or any(x > FEW for x in times.values()):
+    times = {r.name: r.times for r in gradients}
+    if out.is_far or any(r.is_far for r in gradients):
         return ""
-    name = s.request.plan[EVENT["out"]].format.name
+    plan = s.request.plan if out.least else unchanged(s.request.plan)
+    name = plan[EVENT["out"]].format.name
     more = ""
     if times:
         most = max(times.values())

@@ -8,11 +8,8 @@ from roundscope.attention.budget.table import ErrorBudget
 from roundscope.tools.report.wording import listed
 from roundscope.tools.trace.biased import bias, line_words, percent
 from roundscope.tools.trace.repairs import Repair
-from roundscope.tools.trace.results import EVENT, score, z_words
+from roundscope.tools.trace.results import CLOSE, EVENT, LAST_DIGIT, score, z_words
 from roundscope.tools.trace.summary import Summary
-
-LAST_DIGIT = 1e-7  # relative error that leaving in float32 makes, and more
-CLOSE = 1.25  # times the least error of its format that a result may have to be called the least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +60,8 @@ def less(before: float, after: float) -> str:
     """Return by how much an error gets smaller, in words."""
     if math.isinf(before):
         return f"finite: {after:.1e}"
+    if after < 0.005 * before:
+        return f"{before / after:.2g} times smaller" if after else "zero"
     return f"{100 * (1 - after / before):.0f} % smaller"
 
 
@@ -108,11 +107,16 @@ def _gradients(s: Summary) -> str:
         return ""
     least = [r.least if r.least and math.isfinite(r.least) else None for r in known]
     gradients = ", ".join(
-        f"{r.name} {percent(r.error)}" + (f" ({r.error / x:.2g} times one rounding)" if x else "")
+        f"{r.name} {percent(r.error)}" + (f" ({_times(r.error / x)} one rounding)" if x else "")
         for r, x in zip(known, least, strict=True)
     )
     finite = next((x for r in known if (x := _finite_part(s, r.name))), "")
     return f"The gradients differ{finite}{',' if finite else ''} by: {gradients}."
+
+
+def _times(x: float) -> str:
+    """Return how many times one rounding an error is, before these words."""
+    return "that of" if 0.95 <= x < 1.05 else f"{x:.2g} times"
 
 
 def _causes(s: Summary) -> str:
@@ -176,4 +180,9 @@ def _step(found: Repair, s: Summary) -> tuple[str, str]:
             words,
             f"{result.name} is off by {left}, not {was}, when {found.line.part.name} {how}",
         )
-    return words, f"the error of {result.name} gets {less(result.error, found.error)}"
+    buys = f"the error of {result.name} gets {less(result.error, found.error)}"
+    if result.unit:
+        times = [result.times, result.times * found.error / result.error]
+        first, then = (f"{x:.0f}" if x >= 10.0 else f"{x:.1f}" for x in times)
+        buys += f", from {first} to {then} times one rounding"
+    return words, buys

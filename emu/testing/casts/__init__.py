@@ -6,6 +6,8 @@ scale rule the function behaves as. Nothing here prints.
 """
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -16,10 +18,17 @@ from roundscope.emu.numbers import check_real
 from roundscope.emu.roundings.modes import Rounding, rounding
 from roundscope.emu.testing.casts.blocks import examine_blocks
 from roundscope.emu.testing.casts.elements import examine_elements
+from roundscope.emu.testing.casts.hadamard import Fronted, Hadamard
+from roundscope.emu.testing.casts.hadamard import hadamard as transform
 from roundscope.emu.testing.casts.records import CastReport, Example, Function, Row, Status
-from roundscope.emu.testing.casts.shared_scales import of_integers, of_scope, parted
+from roundscope.emu.testing.casts.shared_scales import (
+    Scope,
+    of_integers,
+    of_scope,
+    parted,
+)
 
-__all__ = ["CastReport", "Example", "Row", "Status", "examine_cast"]
+__all__ = ["CastReport", "Example", "Hadamard", "Row", "Status", "examine_cast"]
 
 
 DIVIDED = ("exact", "float32")
@@ -32,6 +41,8 @@ def examine_cast(
     *,
     tensor_scale: float | None = None,
     divided: str = "exact",
+    hadamard: str | Hadamard | None = None,
+    signs: Any = None,
 ) -> CastReport:
     """Return what a cast or quantizer does, compared with the rounding that it is meant to do.
 
@@ -50,20 +61,26 @@ def examine_cast(
         asked: a `Rounding`, a `BlockFormat`, or the name of a format. "int8[tensor]",
             "int8[token]" and "int8[channel]" have one scale for an array, a row and a column; other
             elements, scales and rules as in "e4m3fn[token]*e8m0fnu:rceil".
-        tensor_scale: of a format of numbers, the scale that the function divides by before it
-            rounds, such as a calibrated one. The function returns codes, numbers of a narrow type,
-            or float32 numbers times the scale.
-
+        tensor_scale: a scale that is given, such as a calibrated one. Of a format of numbers, the
+            function divides by it before it rounds, and returns codes, numbers of a narrow type, or
+            float32 numbers times the scale. Of NVFP4, it is the scale of the whole array in
+            binary32, which the function need not return.
         divided: of a block format, how numbers are meant to be divided by their scales: "exact",
             with one rounding to the element, or "float32", with a rounding of the quotient before.
+        hadamard: of a block format, the `Hadamard` transform that the function computes before it
+            quantizes, or its words, such as "16" or "16:bf16". The results are those of the
+            transformed numbers; they are not transformed back.
+        signs: of a transform in words, 1 or -1 for each of its numbers, by which it multiplies them
+            before.
 
     Returns:
         A `CastReport`: a row for each question, and what the function behaves as.
 
     Raises:
-        ValueError: for a tensor scale of a block format, or one that is not finite and above 0;
-            for an unknown name or a format that float32 numbers cannot test, and for a
-            function that raises an error or returns something that is no array of numbers or codes.
+        ValueError: for a tensor scale of another block format than NVFP4, or one that is not finite
+            and above 0; for a transform of another kind of format or with other words; for an
+            unknown name or a format that float32 numbers cannot test, and for a function that
+            raises an error or returns something that is no array of numbers or codes.
 
     Example:
         >>> import ml_dtypes
@@ -83,17 +100,25 @@ def examine_cast(
         raise ValueError(unknown("divided", divided, DIVIDED))
     if divided != "exact" and not isinstance(asked, BlockFormat):
         raise ValueError(f"divided='{divided}': is for a block format; leave it out")
+    front = None if hadamard is None else transform(hadamard, signs)
+    if front is None and signs is not None:
+        raise ValueError("signs: are those of a transform; give hadamard= too, such as '16'")
+    if front is not None:
+        _check_front(front, asked, scope)
     if tensor_scale is not None:
         check_real("tensor_scale", tensor_scale, 0.0, math.inf, "it is finite and above 0")
         if isinstance(asked, BlockFormat):
-            raise ValueError(
-                f"tensor_scale={tensor_scale:g}: is for a format of numbers, such as e4m3fn; the"
-                " scales of blocks are those of their largest magnitudes"
-            )
+            if not asked.tensor:
+                raise ValueError(
+                    f"tensor_scale={tensor_scale:g}: is for NVFP4 or a format of numbers, such as"
+                    f" e4m3fn; the scales of {asked} are those of the largest magnitudes"
+                )
+            asked = replace(asked, tensor_scale=tensor_scale)
     with np.errstate(all="ignore"):
         if isinstance(asked, BlockFormat):
             function = of_integers(function, asked)
             called = of_scope(function, scope) if scope else function
+            called = called if front is None else Fronted(called, front)
             return examine_blocks(called, asked, scope, is_narrow=divided == "float32")
         r = rounding(asked)
         f = r.format
@@ -103,3 +128,16 @@ def examine_cast(
                 " bits than 24, such as bf16"
             )
         return examine_elements(function, r, tensor_scale or 1.0)
+
+
+def _check_front(front: Hadamard, asked: str | Rounding | BlockFormat, scope: Scope | None) -> None:
+    """Raise ValueError for a transform in front of what has no blocks along its rows."""
+    if not isinstance(asked, BlockFormat):
+        raise ValueError(
+            f"hadamard={front.size}: is for a block format, such as nvfp4; test a cast alone"
+        )
+    if asked.rows > 1 or scope is Scope.CHANNEL:
+        raise ValueError(
+            f"hadamard={front.size}: transforms rows, and these blocks are no parts of a row; use"
+            " blocks along rows, such as nvfp4 or int8[token]"
+        )

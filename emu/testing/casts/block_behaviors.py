@@ -15,6 +15,7 @@ from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.formats.format import format_named
 from roundscope.emu.roundings.modes import Rounding, rounding
 from roundscope.emu.testing.casts.behaviors import MODES, FaultyCast, faults
+from roundscope.emu.testing.casts.nvfp4_arithmetic import in_float32
 from roundscope.emu.testing.casts.quantized import expected_scales
 from roundscope.emu.testing.casts.records import Agreement, Numbers
 from roundscope.emu.testing.rounding import overflows
@@ -136,6 +137,10 @@ def _quantizers(asked: BlockFormat) -> Iterator[Known]:
         for fault, by_own_cast in _with_own_cast(f):
             yield Known(f"{own}, {fault}", by_own_cast, _cast_to(f.element))
         yield from _by_logarithm(f, asked)
+        if f.tensor:
+            divided = faults(f.element.format, is_quotient=True)["divided in float32"]
+            for words, by_steps in in_float32(f):
+                yield Known(f"{own}, {words}", by_steps, divided)
     for f in rules:
         for r in _other_elements(asked.element):
             yield from _by_logarithm(replace(f, element=r), asked)
@@ -181,7 +186,8 @@ def _with_own_cast(f: BlockFormat) -> Iterator[tuple[str, Quantizer]]:
     )
     if f.tensor:
         name = "without the scale of the whole array"
-        yield name, partial(round_blocks, format=replace(f, tensor=False))
+        untold = replace(f, tensor=False, tensor_scale=None)
+        yield name, partial(round_blocks, format=untold)
     yield "numbers times the reciprocal of the scale", partial(_by_reciprocal, f=f)
     for fault, used, stored in _stored_otherwise(f):
         yield fault, partial(_scaled, f=f, scales=used, cast=round_to, stored=stored)

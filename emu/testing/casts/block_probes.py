@@ -71,7 +71,8 @@ def random_blocks(f: BlockFormat, blocks: int = 4096) -> np.ndarray:
     rng = np.random.default_rng(4)
     n = min(blocks, BUDGET // (f.size * f.rows))
     x = rng.standard_normal((n, f.size * f.rows))
-    return arranged(x * np.ldexp(1.0, rng.integers(-8, 9, (n, 1))), f)
+    x *= np.ldexp(f.tensor_scale or 1.0, rng.integers(-8, 9, (n, 1)))
+    return arranged(x, f)
 
 
 def _power_maxima(f: BlockFormat, rng: np.random.Generator) -> Numbers:
@@ -92,10 +93,15 @@ def _quotient_maxima(f: BlockFormat, rng: np.random.Generator) -> Numbers:
     levels = np.concatenate([magnitudes(s), midpoints(s), s.min_positive * 2.0 ** -np.arange(8.0)])
     if s.precision > 11:  # more scales than anyone can try
         levels = rng.uniform(1, 2, 4096) * 2.0 ** rng.integers(-100, 100, 4096)
-    exact = (levels[levels <= s.max_finite] * m).astype(F32)
+    if f.tensor_scale is not None:  # an array may exceed a scale that is given
+        levels = np.append(levels, s.max_finite * np.array([1.0625, 1.5, 4.0, 1000.0]))
+        levels = levels * f.tensor_scale
+    else:
+        levels = levels[levels <= s.max_finite]
+    exact = (levels * m).astype(F32)
     around = [exact, np.nextafter(exact, F32(np.inf)), np.nextafter(exact, F32(0))]
     maxima = np.concatenate(around).astype(np.float64)
-    if f.tensor:  # the largest magnitude of the array is fixed
+    if f.tensor and f.tensor_scale is None:  # the largest magnitude of the array is fixed
         return maxima[maxima <= s.max_finite * m]
     return maxima
 
@@ -118,7 +124,7 @@ def _filled(maxima: Numbers, f: BlockFormat, rng: np.random.Generator) -> Number
 
 def _anchored(blocks: Numbers, f: BlockFormat) -> Numbers:
     """Return blocks of which the first makes the scale of the whole array 1, if there is one."""
-    if not f.tensor:
+    if not f.tensor or f.tensor_scale is not None:
         return blocks
     first = blocks[:1] * 0.0
     first[0, 0] = f.scale.max_finite * f.element.format.max_finite
@@ -131,7 +137,7 @@ def _known_scales(f: BlockFormat) -> Numbers:
     if f.scale.precision > 11:
         return np.array([1.0, 0.5, 1.1, 3e5, 7e-9], F32).astype(np.float64)
     numbers = magnitudes(f.scale)
-    return numbers[1 :: max(1, numbers.size // 16)]
+    return numbers[1 :: max(1, numbers.size // 16)] * (f.tensor_scale or 1.0)
 
 
 def _largest_of_scale_one(f: BlockFormat) -> float:

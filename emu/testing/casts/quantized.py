@@ -21,6 +21,7 @@ from roundscope.emu.roundings.modes import Overflow, Rounding, RoundingMode
 from roundscope.emu.stats.comparison import agree as same
 from roundscope.emu.testing.casts.behaviors import FaultyCast
 from roundscope.emu.testing.casts.elements import is_allowed
+from roundscope.emu.testing.casts.hadamard import seen_by
 from roundscope.emu.testing.casts.records import Function, Numbers
 from roundscope.emu.testing.casts.returned import call, in_words, numbers_of
 from roundscope.emu.testing.foreign import ForeignError
@@ -161,10 +162,13 @@ class Quantized:
 def quantized(function: Function, x: np.ndarray, f: BlockFormat) -> Quantized:
     """Return what a quantizer makes of a float32 array (rows, K).
 
+    The inputs in the result are the numbers that are quantized, behind a transform if there is one.
+
     Raises:
         ForeignError: the function raised an error or returned something that cannot be read.
     """
     returned = call(function, x)
+    x = seen_by(function, x)
     at = layout_of(x.shape, f, -1)
     lines = to_lines(np, x, at).astype(np.float64)
     if isinstance(returned, (tuple, list)):
@@ -205,7 +209,9 @@ def _of_parts(parts: Sequence[Any], lines: Numbers, at: Layout, f: BlockFormat) 
     e, s = f.element.format, f.scale
     elements = to_lines(np, numbers_of(parts[0], e, at.shape, "elements"), at)
     scales = numbers_of(parts[1], s, at.scales, "scales").reshape(-1)
-    tensor = float(np.asarray(parts[2], np.float64).reshape(())) if len(parts) == 3 else 1.0
+    tensor = 1.0 if f.tensor_scale is None else f.tensor_scale
+    if len(parts) == 3:
+        tensor = float(np.asarray(parts[2], np.float64).reshape(()))
     words = f"elements: {in_words(parts[0], e)}; scales: {in_words(parts[1], s)}"
     y = (elements * (scales * tensor)[:, None]).astype(np.float32).astype(np.float64)
     return Quantized(

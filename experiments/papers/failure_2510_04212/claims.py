@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-from scipy.stats import rankdata
 
-from roundscope.experiments.framework.counts import diverged, times
+from roundscope.experiments.framework.counts import above, counted, diverged, times
 from roundscope.experiments.framework.verdicts import Verdict, Word, interval, verdict_on
 from roundscope.experiments.papers.failure_2510_04212 import trials
 from roundscope.tools.results.run import Run
@@ -119,13 +118,8 @@ def _layers(r: trials.Results, case: trials.Case) -> Iterator[Verdict]:
     if not r.fails(case.name):
         yield repair("3, 4", "one layer is necessary and sufficient", case, r, "")
         return
-    # the layer with the largest ||W_Q,h|| before divergence in most runs
-    grown = [
-        int(np.argmax([max(row) for row in run.extra["heads"]]))
-        for run in r.of(case.name, trials.FAILS)
-    ]
-    layer, runs = int(np.bincount(grown).argmax()), len(grown)
-    votes = grown.count(layer)
+    failing = r.of(case.name, trials.FAILS)
+    (layer, votes), runs = trials.grown(failing), len(failing)
     word = Word.UNDECIDED if 2 * votes > runs else Word.CONTRADICTS
     measured = f"largest ||W_Q,h|| before divergence in layer {layer} in {votes} of {runs} runs"
     claim = "||W_Q|| grows in one layer"
@@ -137,12 +131,12 @@ def _layers(r: trials.Results, case: trials.Case) -> Iterator[Verdict]:
         start = f"{figure} {place} layer "
         own = r.of(case.name, f"{start}{layer}")
         by_layer = {
-            row.removeprefix(start): times(r.of(case.name, row))
+            row.removeprefix(start): counted(r.of(case.name, row))
             for row in r.rows(case.name)
             if row.startswith(start)
         }
         note = f"by layer: {', '.join(f'{i}: {counts}' for i, counts in by_layer.items())}"
-        yield verdict_on(figure, claim, case.name, word_of(own), times(own), note=note)
+        yield verdict_on(figure, claim, case.name, word_of(own), counted(own), note=note)
 
 
 def _repair(r: trials.Results, case: trials.Case, row: str, claim: str) -> Verdict:
@@ -179,10 +173,11 @@ def _heads(r: trials.Results) -> Verdict:
     if word is Word.AGREES and 2 * diverged(drawn) < len(drawn):
         word = Word.UNDECIDED
     measured = (
-        f"half of all heads in FP32: the largest {times(own)}; the smallest {times(least)};"
-        f" random {times(drawn)}"
+        f"half of all heads in FP32: the largest {counted(own)}; the smallest {counted(least)};"
+        f" random {counted(drawn)}"
     )
-    note = f"one head in FP32, any: {times(exact)}; low in one head only, any: {times(low)}"
+    note = f"one head in FP32, any: {counted(exact)}; low in one head only, any: {counted(low)}"
+    note = note if exact and low else ""
     return verdict_on("8", claim, trials.AMPLIFIED, word, measured, note=note)
 
 
@@ -360,11 +355,3 @@ def _foretold(p: float) -> Word:
     if p >= 0.95:
         return Word.AGREES
     return Word.CONTRADICTS if p <= 0.5 else Word.UNDECIDED
-
-
-def above(dead: Sequence[float], alive: Sequence[float]) -> float:
-    """Return the area under the ROC curve: how often one of the first is larger, ties half."""
-    n, pairs = len(dead), len(dead) * len(alive)
-    if not pairs:
-        return math.nan
-    return float((rankdata([*dead, *alive])[:n].sum() - n * (n + 1) / 2) / pairs)

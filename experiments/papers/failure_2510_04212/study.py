@@ -111,22 +111,27 @@ def _launch(scale: trials.Scale, wanted: Sequence[trials.Trial]) -> Launch:
 
 
 def sets(scale: trials.Scale, store: Store) -> list[trials.Entry]:
-    """Return row 8, of heads chosen from case A's failing runs; empty until all are stored."""
-    wanted = {
-        e.trial: trials.key(scale, e.trial)
-        for e in trials.entries(scale)
-        if (e.case, e.row) == (trials.AMPLIFIED, trials.FAILS) and not scale.core
-    }
-    found = store.read(wanted)
-    if len(found) < len(wanted):
-        return []
-    failing = [run for run in found.values() if run.diverged is not None]
-    return [
-        e
-        for c in scale.cases
-        if c.name == trials.AMPLIFIED
-        for e in trials.chosen(scale, c, failing)
-    ]
+    """Return what is chosen from a case's failing runs; nothing until all of these are stored.
+
+    In case A that is row 8, sets of heads; in A', B and C rows 3 and 4 at the layer that grew.
+    """
+    found: list[trials.Entry] = []
+    for case in () if scale.core else scale.cases:
+        if case.name not in (*trials.SEARCHED, trials.AMPLIFIED):
+            continue
+        row = trials.rows(case, scale.config)[0]
+        wanted = {e.trial: trials.key(scale, e.trial) for e in trials.of_row(scale, case, row)}
+        runs = store.read(wanted)
+        if len(runs) < len(wanted):
+            continue
+        if case.name == trials.AMPLIFIED:
+            failing = [run for run in runs.values() if run.diverged is not None]
+            found += trials.chosen(scale, case, failing)
+        elif scale.config.layers > 1:
+            layer, _ = trials.grown(list(runs.values()))
+            for own in trials.of_layer(scale.config, layer):
+                found += trials.of_row(scale, case, own)
+    return found
 
 
 def results(scale: trials.Scale, store: Store) -> trials.Results | None:
@@ -194,6 +199,9 @@ def _words(r: trials.Results) -> dict[tuple[str, str], str]:
     """Return what is different in every row; that of `chosen` is listed by no scale."""
     cases = r.scale.cases
     words = {(c.name, row.name): row.words for c in cases for row in trials.chosen_rows(r.scale, c)}
+    layers = range(r.scale.config.layers)
+    own = [row for layer in layers for row in trials.of_layer(r.scale.config, layer)]
+    words |= {(c.name, row.name): row.words for c in cases for row in own}
     return {place: words.get(place, trials.PICKED) for place in r.by}
 
 

@@ -54,7 +54,10 @@ MODES = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A way to make the algorithm fail: changes, the O path's rounding, a multiple of the rate."""
+    """A way to make the algorithm fail: changes, the O path's rounding, a multiple of the rate.
+
+    late   whether it fails so late that searches, too, need all of the steps
+    """
 
     name: str
     words: str
@@ -62,6 +65,7 @@ class Case:
     bits: int
     mode: str = "ties-to-even"
     times: float = 1.0
+    late: bool = False
 
     @property
     def path(self) -> str:
@@ -87,13 +91,14 @@ AT_A_HIGHER_RATE = Case(FASTER, "qiu-yao as it is: BF16, 3\xa0times the rate", (
 def isolated(name: str, bits: int, mode: str) -> Case:
     """Return the paper's mechanism alone, amplified: scores and statistics FP32, O coarser."""
     changes = (f"site={SCORES},{STATS} -> fp32", f"site={PATH} -> {rounded(bits, mode)}")
-    return Case(name, f"scores FP32, O {MODES[mode]}, p\xa0=\xa0{bits}", changes, bits, mode)
+    words = f"scores FP32, O {MODES[mode]}, p\xa0=\xa0{bits}"
+    return Case(name, words, changes, bits, mode, late=name == NEAREST)
 
 
 def fewer(bits: int) -> Case:
     """Return the authors' algorithm with fewer bits at every event that they keep in BF16."""
     changes = (f"site={ALL} -> {rounded(bits, 'ties-to-even')}",)
-    return Case(FEWER, f"all BF16 events at p\xa0=\xa0{bits}", changes, bits)
+    return Case(FEWER, f"all BF16 events at p\xa0=\xa0{bits}", changes, bits, late=True)
 
 
 FAILS, FP32 = "0", "0'"
@@ -142,13 +147,8 @@ def rows(case: Case, config: Config) -> list[Row]:
     if case.name == PUBLISHED:
         return found
     found += [*_paper(case), *_controls(case)]
-    for layer in range(config.layers if case.name != NEAREST and config.layers > 1 else 0):
-        others = ",".join(str(i) for i in range(config.layers) if i != layer)
-        low, exact = (f"layer={others} -> fp32",), (f"layer={layer} -> fp32",)
-        found += [
-            Row(f"3 {ALONE} layer {layer}", f"only layer {layer} low", low, search=True),
-            Row(f"4 {EXACT} layer {layer}", f"layer {layer} FP32", exact, search=True),
-        ]
+    for layer in range(config.layers if case.name == AMPLIFIED and config.layers > 1 else 0):
+        found += of_layer(config, layer)
     if case.name in (AMPLIFIED, NEAREST):
         found += factorial(case)
     heads = range(config.heads if case.name == AMPLIFIED else 0)
@@ -160,6 +160,16 @@ def rows(case: Case, config: Config) -> list[Row]:
             Row(f"8 {ALONE} {name}", f"O path low in {name} only", only, search=True),
         ]
     return found
+
+
+def of_layer(config: Config, layer: int) -> list[Row]:
+    """Return rows 3 and 4 at a layer: it alone is low, and it alone is exact."""
+    others = ",".join(str(i) for i in range(config.layers) if i != layer)
+    low, exact = (f"layer={others} -> fp32",), (f"layer={layer} -> fp32",)
+    return [
+        Row(f"3 {ALONE} layer {layer}", f"only layer {layer} low", low, search=True),
+        Row(f"4 {EXACT} layer {layer}", f"layer {layer} FP32", exact, search=True),
+    ]
 
 
 def _paper(case: Case) -> Iterator[Row]:
@@ -313,7 +323,8 @@ def entries(scale: Scale) -> list[Entry]:
 
 def of_row(scale: Scale, case: Case, row: Row, seeds: Iterable[int] | None = None) -> list[Entry]:
     """Return the entries of a row, one for each seed."""
-    steps, usual = (scale.short, scale.few) if row.search else (scale.steps, scale.seeds)
+    usual = scale.few if row.search else scale.seeds
+    steps = scale.short if row.search and not case.late else scale.steps
     changes = (*case.changes, *row.changes)
     return [
         Entry(
@@ -379,6 +390,7 @@ def _by_structure(scale: Scale, trials: tuple[Trial, ...]) -> list[list[Trial]]:
     return groups
 
 
+SEARCHED = (NEAREST, FEWER, OTHER_DELTA)  # cases in which one layer is tried, the one that grew
 LARGEST, SMALLEST, RANDOM = "8 largest", "8 smallest", "8 random"
 PICKED = "O path FP32 in half of all heads"
 SETS = 4  # the number of random sets of heads for each seed
@@ -395,8 +407,17 @@ def chosen(scale: Scale, case: Case, failing: Sequence[Run[Trial]]) -> list[Entr
         sets |= {f"{RANDOM} {i}": draw.sample(order, half) for i in range(SETS)}
         for name, heads in sets.items():
             changes = tuple(f"layer={i} head={h} site={PATH} -> fp32" for i, h in sorted(heads))
-            found += of_row(scale, case, Row(name, PICKED, changes), [seed])
+            found += of_row(scale, case, Row(name, PICKED, changes, search=True), [seed])
     return found
+
+
+def grown(failing: Sequence[Run[Trial]]) -> tuple[int, int]:
+    """Return the layer whose ||W_Q,h|| was the largest before divergence in most runs, and in how
+    many.
+    """
+    layers = [int(np.argmax([max(row) for row in run.extra["heads"]])) for run in failing]
+    layer = int(np.bincount(layers).argmax())
+    return layer, layers.count(layer)
 
 
 def ranked(run: Run[Trial]) -> list[tuple[int, int]]:
@@ -450,13 +471,20 @@ class Results:
 
 
 def whole(wanted: Sequence[Entry], found: Collection[Trial]) -> list[Entry]:
-    """Return the entries of whole rows, in whole cases; layers, heads, factorial are one row."""
-    places = [(e.case, e.row.partition(" ")[0]) for e in wanted]
+    """Return the entries of whole rows, in whole cases; each search (layers, sets) is one row."""
+    places = [(e.case, place_of(e.row)) for e in wanted]
     missing = {at for e, at in zip(wanted, places, strict=True) if e.trial not in found}
     cases = {e.case for e in wanted if not {(e.case, FAILS), (e.case, FP32)} & missing}
     return [
         e for e, at in zip(wanted, places, strict=True) if e.case in cases and at not in missing
     ]
+
+
+def place_of(row: str) -> str:
+    """Return what a row is shown with: of row 8 sets of heads apart from heads alone."""
+    first = row.partition(" ")[0]
+    picked = row.startswith((LARGEST, SMALLEST, RANDOM))
+    return f"{first} sets" if picked else first
 
 
 def middle(values: Sequence[float]) -> float:

@@ -65,6 +65,22 @@ RULES = (
 )
 
 
+BEYOND = (  # figure, claim, why it is not tested
+    (
+        "1",
+        "of about 1,000 language models those in MX spike where they are large or run long",
+        "not run for its size: up to 1.7 billion parameters and 35 billion tokens",
+    ),
+    (
+        "Table 1",
+        "language models with E4M3 weights and BF16 activations match full precision",
+        "not run for its size; the table's numbers were not at hand",
+    ),
+    ("G", "the losses of language models follow scaling laws in each format", "their size"),
+    ("2", "KL in place of the squared error changes nothing", "the paper's classes are not told"),
+)
+
+
 def training(found: Found) -> Iterator[Verdict]:
     """Yield verdicts on the divergence: of formats, as published, and in other settings."""
     scale = found.scale
@@ -96,6 +112,8 @@ def training(found: Found) -> Iterator[Verdict]:
             case, measured = f"{name}, lr {config.lr:g}, {config.steps} steps", counted(own)
             measured = f"{measured}; FP32 {counted(exact)}"
             yield verdict_on("4", claim, case, _lone(own, exact), measured)
+    yield from _longer(found)
+    yield from _fixes(found)
     for setting in scale.settings[1:]:
         for name in scale.few:
             own, base = found.of(setting.name, name), found.of(scale.base.name, name)
@@ -112,6 +130,62 @@ def training(found: Found) -> Iterator[Verdict]:
                 count = f"earlier in {wins.earlier} runs, later in {wins.later}, of {len(own)}"
                 case = f"{setting.name}, {name}"
                 yield verdict_on("2", claim, case, wins.word, f"{count} at all rates")
+
+
+def _longer(found: Found) -> Iterator[Verdict]:
+    """Yield verdicts on the base in more steps: does FP32 live, and how much later does it fail?"""
+    scale = found.scale
+    for setting in scale.settings[1:]:
+        if setting.config != replace(scale.base.config, steps=setting.config.steps):
+            continue
+        exact = found.of(setting.name, EXACT, scale.rate)
+        for name in scale.few:
+            own = found.of(setting.name, name, scale.rate)
+            if name == EXACT or not own or not exact:
+                continue
+            case = f"{name}, lr {scale.rate:g}, {setting.config.steps} steps"
+            low, high = share(diverged(exact), len(exact))
+            lives = Word.AGREES if high < HALF else Word.UNDECIDED
+            word = Word.CONTRADICTS if low > HALF else lives
+            claim = "given more steps FP32 on the same rows still does not diverge"
+            measured = f"FP32 {counted(exact)}; {name} {counted(own)}"
+            yield verdict_on("1", claim, case, word, measured)
+            both = [(a, b) for a, b in paired(own, exact) if a.diverged and b.diverged]
+            e = factor({a.seed: b.time / a.time for a, b in both})
+            claim = "ours: FP32 diverges later than the format, on the same rows"
+            told = f"at {interval(e, 'x')} the format's step; {len(both)} pairs in which both did"
+            yield verdict_on("1", claim, case, LARGER, told, e)
+
+
+def _fixes(found: Found) -> Iterator[Verdict]:
+    """Yield verdicts on the code's run_ln_fix.sh: LN in FP32, and scales that clip nothing."""
+    if found.scale.fix is None:
+        return
+    setting, formats, _ = found.scale.fix
+    exact = found.fix.get(EXACT, ())
+    where = f"lr {setting.rates[0]:g}, {setting.config.steps} steps, width {setting.config.width}"
+    plain = formats[1]
+    base = found.fix.get(plain, ())
+    words = dict(zip(formats[2:], ("LN in FP32", "a bump of the scales", "both"), strict=True))
+    for name in formats[1:]:
+        own = found.fix.get(name, ())
+        if not own or not exact:
+            continue
+        over = mean({a.seed: 100 * (a.loss / b.loss - 1) for a, b in paired(own, exact)})
+        told = f"{counted(own)}; FP32 {counted(exact)}; loss above FP32's {interval(over, ' %')}"
+        case = f"{name}, {where}"
+        if name == plain:
+            claim = "run_ln_fix.sh: E4M3 diverges, FP32 does not"
+            yield verdict_on("code", claim, case, _lone(own, exact), told)
+            continue
+        word = signs(paired(base, own)).word if diverged(base) else Word.NOT_TESTABLE
+        note = "" if diverged(base) else "nothing diverged to be repaired"
+        claim = f"run_ln_fix.sh: {words[name]} averts the divergence"
+        yield verdict_on("code", claim, case, word, told, note=note)
+        e = mean({a.seed: 100 * (a.loss / b.loss - 1) for a, b in paired(own, base)})
+        claim = f"ours: {words[name]} lowers the loss"
+        told = f"{interval(e, ' %')} against E4M3's"
+        yield verdict_on("code", claim, case, (-math.inf, 0.0), told, e)
 
 
 def _lone(own: Runs, exact: Runs) -> Word:

@@ -66,6 +66,7 @@ class Scale:
     shams    runs per seed and lead whose arithmetic differs in one gradient of one step only
     looks    steps between two measurements of epsilon
     paper    (the published setting, formats, seeds), one run a launch; None: not run
+    fix      (the setting of the code's run_ln_fix.sh, formats, seeds); None: not run
     arms     the largest number of arms in a launch
     """
 
@@ -81,6 +82,7 @@ class Scale:
     shams: int
     looks: int
     paper: tuple[Setting, tuple[str, ...], tuple[int, ...]] | None = None
+    fix: tuple[Setting, tuple[str, ...], tuple[int, ...]] | None = None
     arms: int = 64
 
     @property
@@ -137,6 +139,14 @@ ALL = (
     "mxfp4:rceil",
 )
 PUBLISHED = Setting(name="paper", config=Config(), rates=(Config().lr,))
+# run_ln_fix.sh of the released code, at an eighth of its width and with a smaller batch
+LN_FIX = Setting(
+    name="run_ln_fix.sh",
+    config=Config(depth=3, width=64, batch=64, steps=11_000, lr=5e-4, min_lr=5e-4),
+    rates=(5e-4,),
+)
+E4M3, BUMPED = "mxfp8_e4m3", "mxfp8_e4m3:rceil"  # its bump is RCEIL (`code.bumped`)
+FIXES = ("fp32", E4M3, f"{E4M3}, LN in FP32", BUMPED, f"{BUMPED}, LN in FP32")
 FULL = Scale(
     name="full",
     mx="mxfp4",
@@ -159,6 +169,7 @@ FULL = Scale(
     shams=6,
     looks=25,
     paper=(PUBLISHED, ("fp32", "mxfp8_e4m3"), (0, 1)),
+    fix=(LN_FIX, FIXES, (0, 1, 2, 3)),
     arms=144,
 )
 
@@ -314,6 +325,9 @@ def others(scale: Scale) -> list[Part]:
     if scale.paper is not None:
         published, formats, seeds = scale.paper
         found += _split(config_of(published), trained(published, formats, seeds), 1)
+    if scale.fix is not None:
+        setting, formats, seeds = scale.fix
+        found += _split(config_of(setting), trained(setting, formats, seeds), scale.arms)
     return found
 
 
@@ -421,6 +435,7 @@ class Found:
     epsilon  the base's runs with measures
     parted   (seed, lead) -> arm -> run
     paper    format -> runs of the published setting
+    fix      format -> runs of run_ln_fix.sh
     """
 
     scale: Scale
@@ -428,6 +443,7 @@ class Found:
     epsilon: Runs = ()
     parted: Parted = field(default_factory=dict)
     paper: Mapping[str, Runs] = field(default_factory=dict)
+    fix: Mapping[str, Runs] = field(default_factory=dict)
 
     def of(self, setting: str, format: str, rate: float | None = None) -> Runs:
         """Return the runs of a setting in a format, at one rate or at all; empty without any."""
@@ -460,15 +476,16 @@ def read(scale: Scale, store: Store) -> Found | None:
         for seed, lead, first in starts(scale, store)
         if (own := student.whole(store, config, parted(scale, seed, first)))
     }
-    paper = {}
-    if scale.paper is not None:
-        setting, formats, seeds = scale.paper
-        paper = {f: own for f in formats if (own := runs(setting, f, seeds))}
+    paper, fix = (
+        {} if part is None else {f: own for f in part[1] if (own := runs(part[0], f, part[2]))}
+        for part in (scale.paper, scale.fix)
+    )
     found = Found(
         scale=scale,
         trained=by_format,
         epsilon=student.whole(store, watched.config, watched.arms),
         parted=by_lead,
         paper=paper,
+        fix=fix,
     )
     return found if found.trained else None

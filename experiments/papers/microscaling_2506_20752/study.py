@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 from matplotlib.patches import Rectangle
 
-from roundscope.experiments.framework.counts import counted, diverged, signs
+from roundscope.experiments.framework.counts import counted, diverged, share, signs
 from roundscope.experiments.framework.estimates import grouped, ratio
 from roundscope.experiments.framework.figures.series import CALM, GRID, LETHAL, SHARE, decades
 from roundscope.experiments.framework.study import Figure, Progress, Static, Study, Table
-from roundscope.experiments.framework.verdicts import Verdict
+from roundscope.experiments.framework.verdicts import Verdict, not_here
 from roundscope.experiments.papers.microscaling_2506_20752 import claims, code
 from roundscope.experiments.papers.microscaling_2506_20752.claims import (
     Effect,
@@ -279,6 +279,7 @@ def judged(found: Found) -> list[Verdict]:
         *claims.arms(found),
         *claims.epsilon(found),
         *code.discrepancies(found),
+        *not_here(claims.BEYOND),
     ]
 
 
@@ -294,7 +295,9 @@ def answer(found: Found) -> str:
     for setting in found.scale.settings[1:]:  # FP32 in more steps: is it caused, or hastened?
         alone, steps = found.of(setting.name, EXACT, found.scale.rate), setting.config.steps
         if alone and setting.config == replace(found.scale.base.config, steps=steps):
-            longer = longer or f" Within {steps} steps FP32 diverged in {_of(alone)}."
+            beside = found.of(setting.name, mx, found.scale.rate)
+            also = f", {mx} in {_of(beside)}" if beside else ""
+            longer = longer or f" Within {steps} steps FP32 diverged in {_of(alone)}{also}."
     if frozen:
         start = "With LayerNorm's shift frozen from the first step"
         shift = f" {start} {mx} diverged in {_of(frozen)}."
@@ -306,7 +309,8 @@ def answer(found: Found) -> str:
 
 
 def _of(runs: Runs) -> str:
-    return f"{diverged(runs)} of {len(runs)}"
+    low, high = share(diverged(runs), len(runs))
+    return f"{diverged(runs)} of {len(runs)} [{low:.0%}, {high:.0%}]"
 
 
 def _interventions(found: Found) -> str:

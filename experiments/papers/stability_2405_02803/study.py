@@ -19,8 +19,8 @@ from roundscope.experiments.framework.verdicts import (
     Word,
     interval,
     judge,
+    not_here,
     number,
-    verdict_on,
 )
 from roundscope.experiments.papers.stability_2405_02803 import claims, trainings
 from roundscope.experiments.papers.stability_2405_02803.claims import (
@@ -108,6 +108,17 @@ def study(scale: Scale, engine: str, jobs: int | None = None) -> Study[Results]:
     )
 
 
+BEYOND = (  # figure, claim, why it is not tested
+    (
+        "3-6",
+        "the values on the axes",
+        "N, d, draws and tiles are not published: only directions and factors are compared",
+    ),
+    ("7, 8", "the drift in a text-to-image model", "neither model nor data are published"),
+    ("text", "FlashAttention makes its training 14 % faster", "no such model; not about numbers"),
+)
+
+
 def judged(r: Results, scale: Scale) -> list[Verdict]:
     """Return verdicts on every claim, by figure; some are on arXiv 2510.04212, which disagrees."""
     return [
@@ -116,14 +127,7 @@ def judged(r: Results, scale: Scale) -> list[Verdict]:
         *claims.figure_6(r, scale),
         *claims.cause(r, scale),
         *trainings.judged(r.drifts, scale.training),
-        verdict_on(
-            "3-6",
-            "the values on the axes",
-            "-",
-            Word.NOT_TESTABLE,
-            "N, d, draws and tiles are not published",
-            note="so only directions and the factor of 10 are compared",
-        ),
+        *not_here(BEYOND),
         *claims.bias(r, scale),
     ]
 
@@ -500,7 +504,7 @@ def bias(r: Results, scale: Scale) -> Picture:
 
 def figures(scale: Scale) -> list[Figure[Results]]:
     """Return all figures with their captions, in the order of the page."""
-    bench, tiles, c = scale.bench[0], scale.bench[0] // scale.narrow, scale.training.config
+    bench, tiles = scale.bench[0], scale.bench[0] // scale.narrow
     captions = {
         opening: (
             "Is it 10 times in BF16?",
@@ -514,13 +518,7 @@ def figures(scale: Scale) -> list[Figure[Results]]:
             "emulations are one. The golden value divides by the row sum after P V and unfused "
             f"attention before, hence its 1e-15 in FP64. {SEEDS}",
         ),
-        lengths: (
-            "Fig. 5: sequence length",
-            "Largest and mean |deviation| from binary64; dashes without a line: mean + standard "
-            "deviation. N falls as T grows, so that every maximum is over equally many entries "
-            "(real tensors: all 12 heads, one draw). Gaussian outputs shrink as 1 / √T, so the "
-            f"absolute deviation falls where the relative one grows. {SEEDS}",
-        ),
+        lengths: LENGTH,
         shape: (
             "Fig. 6: shape and size of tiles",
             f"T = {scale.many[0]}, Gaussian inputs; left and middle ops:bf16. Only keys per tile "
@@ -544,16 +542,37 @@ def figures(scale: Scale) -> list[Figure[Results]]:
             "tiling costs. Right: the bias of the output and, for repeated maxima (pairs of equal "
             f"keys, 64 apart), of the event PV. {SEEDS}",
         ),
-        lambda r, scale: trainings.draw(r.drifts, scale.training): (
-            "Fig. 7 and 8: do weights drift apart?",
-            f"A byte-level GPT of {c.layers} layers and width {c.width}, trained twice from the "
-            "same weights on the same batches; 'other first weights': on the same batches. Thin "
-            "lines: seeds; thick: geometric mean; shaded: its 95 % t interval. FP16 rounds what "
-            "the forward reads and writes, in linear layers and in unfused attention; gradients "
-            "stay FP32, so that none is too small for FP16.",
-        ),
     }
-    return [
+    own = [
         Figure(title=title, draw=partial(draw, scale=scale), caption=caption)
         for draw, (title, caption) in captions.items()
     ]
+    return [*own, drift_figure(scale.training)]
+
+
+LENGTH = (
+    "Fig. 5: sequence length",
+    "Largest and mean |deviation| from binary64; dashes without a line: mean + standard "
+    "deviation. N falls as T grows, so that every maximum is over equally many entries "
+    "(real tensors: all 12 heads, one draw). Gaussian outputs shrink as 1 / √T, so the "
+    f"absolute deviation falls where the relative one grows. {SEEDS}",
+)
+
+
+def length_figure(scale: Scale) -> Figure[Results]:
+    """Return the figure of the deviation along T."""
+    title, caption = LENGTH
+    return Figure(title=title, draw=partial(lengths, scale=scale), caption=caption)
+
+
+def drift_figure(t: trainings.Training) -> Figure[Results]:
+    """Return the figure of the trainings: how far their weights are apart."""
+    return Figure(
+        title="Fig. 7 and 8: do weights drift apart?",
+        draw=lambda r: trainings.draw(r.drifts, t),
+        caption=f"A byte-level GPT of {t.config.layers} layers and width {t.config.width}, trained"
+        " twice from the same weights on the same batches; 'other first weights': on the same"
+        " batches. Thin lines: seeds; thick: geometric mean; shaded: its 95 % t interval. FP16"
+        " rounds what the forward reads and writes, in linear layers and in unfused attention;"
+        " gradients stay FP32, so that none is too small for FP16.",
+    )

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -20,12 +19,13 @@ from matplotlib.figure import Figure as Picture
 from roundscope.attention.models.alarm import KEPT, LOOKS, THRESHOLD, Shares
 from roundscope.attention.models.selection import Layer
 from roundscope.experiments.catalogue import ALARM
-from roundscope.experiments.framework import training
+from roundscope.experiments.framework import training, warning
 from roundscope.experiments.framework.counts import share, times
 from roundscope.experiments.framework.estimates import Estimate, grouped
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Study, Table
 from roundscope.experiments.framework.verdicts import Range, Verdict, Word, judge, verdict_on
+from roundscope.experiments.framework.warning import LEAD, RISE, moves
 from roundscope.experiments.framework.words import NAMED
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.linear import FULL as FULL_PRECISION
@@ -247,8 +247,6 @@ def _norms(x: Array) -> Array:
 NAMES = {CHOOSE: "chose the threshold", TEST: "tested it"}
 PRACTICE = (AS_IT_IS, EXACT)  # arithmetics that people train in
 GRID = (0.02, 0.05, 0.1, 0.2, 0.5)  # the thresholds from which one is chosen
-RISE = 0.1  # nats above its own lowest mean of 25 steps at which a loss has moved
-LEAD = 50  # steps before its divergence at which a warning counts
 MODEL = Layer(name="model", number=0)  # sums over layers and heads are kept as one
 Runs = Sequence[Run[Condition]]
 
@@ -268,26 +266,14 @@ def alarm(run: Run[Condition], threshold: float) -> int | None:
     return next((step for step, share in shares(run) if share > threshold), None)
 
 
-def moves(run: Run[Condition]) -> int | None:
-    """Return the first of 25 steps with a mean loss `RISE` above the lowest so far, or None."""
-    lowest = math.inf
-    for (before, *_), (_, loss, *_) in pairwise(run.curve):
-        if not loss <= lowest + RISE:
-            return int(before)
-        lowest = min(lowest, loss)
-    return None
-
-
 def is_early(run: Run[Condition], threshold: float) -> bool:
     """Return whether a run that diverged had its alarm before its loss moved."""
-    step, moved = alarm(run, threshold), moves(run)
-    return run.diverged is not None and step is not None and (moved is None or step < moved)
+    return warning.is_early(run, alarm(run, threshold))
 
 
 def is_warned(run: Run[Condition], threshold: float) -> bool:
     """Return whether a run that diverged had its alarm `LEAD` steps before, or earlier."""
-    step = alarm(run, threshold)
-    return run.diverged is not None and step is not None and step <= run.diverged - LEAD
+    return warning.is_warned(run, alarm(run, threshold))
 
 
 def highest(run: Run[Condition]) -> float:

@@ -122,6 +122,10 @@ def formats_of(config: Config, texts: Sequence[str] = ()) -> Formats | None:
     ]
     if not changes:
         return None
+    for name in ("gated", "llama"):
+        if getattr(config, name):
+            alone = f"'{changes[0].text}' is an event of GPT-2's layers; leave {name} out"
+            raise bad(name, getattr(config, name), alone)
     needed = f"'{changes[0].text}' needs a multiple of the block of {BLOCK} numbers"
     for name in ("width", "context"):
         if getattr(config, name) % BLOCK:

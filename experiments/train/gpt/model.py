@@ -6,7 +6,8 @@ sequences of T tokens, V tokens.
 
     embedding (V, D)   position (T, D), if asked for   head (V, D), unless tied   norm (D,)
     layers:  norm1, norm2 (L, D)   qkv (L, D, 3, N, H)   proj (L, N, H, D)   up (L, D, M)
-             down (L, M, D)   norm_q, norm_k (L, H), if qk_norm
+             down (L, M, D)   norm_q, norm_k (L, H), if qk_norm   gate (L, D, N, H), if gated
+             inner (L, D, M), if llama: the half of the gated layer that silu takes
 
 W^Q of a head is qkv[layer, :, 0, head]. Residual stream, norms, softmax, logits and loss are FP32;
 linear layers are as `experiments.train.gpt.linear` says, or with roundings at named events
@@ -79,6 +80,11 @@ def init(config: Config, key: Array) -> Params:
     }
     if c.qk_norm:
         layers |= {name: ones(L, c.head_width) for name in ("norm_q", "norm_k")}
+    more: dict[str, tuple[int, ...]] = {"gate": (L, D, c.heads, c.head_width)} if c.gated else {}
+    more |= {"inner": (L, D, c.mlp_ratio * D)} if c.llama else {}
+    for number, (name, shape) in enumerate(more.items()):  # keys of their own, as above
+        drawn = jax.random.normal(jax.random.fold_in(key, number), shape, dtype=jnp.float32)
+        layers[name] = jnp.asarray(jnp.float32(SPREAD) * drawn)
     params: Params = {"embedding": normal(c.vocab, D), "norm": ones(D), "layers": layers}
     # drawn in any case, so that the other weights do not depend on the options
     position, head = normal(c.context, D), normal(c.vocab, D)
@@ -141,7 +147,8 @@ def run(
         if offset is not None and plans is not None and offsets.readable(like_of(plans)):
             wrong = partial(offsets.error, offset, number)
         x, seen = _attention(x, w, heads, config, events, tap, wrong)
-        return x + _mlp(normed(x, w["norm2"], events, Matrix.FC1), w, config, events), seen
+        read = normed(x, w["norm2"], events, Matrix.FC1, norm_of(config))
+        return x + _mlp(read, w, config, events), seen
 
     numbers = None if offset is None else jnp.arange(config.layers)
     each, parts = (params["layers"], taps, numbers, linears), []
@@ -156,7 +163,7 @@ def run(
     if len(parts) > 1:
         seen = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
     output = params["embedding"] if config.tied else params["head"]
-    logits = linear(layer_norm(x, params["norm"]), output.T, config.matmul)
+    logits = linear(norm_of(config)(x, params["norm"]), output.T, config.matmul)
     return cross_entropy(logits, targets), seen
 
 
@@ -188,15 +195,20 @@ def _attention(
     tap: Array | None,
     wrong: Wrong | None = None,
 ) -> tuple[Array, Seen]:
-    read = normed(x, w["norm1"], events, Matrix.QKV)
+    read = normed(x, w["norm1"], events, Matrix.QKV, norm_of(config))
     qkv = product(read, w["qkv"].reshape(config.width, -1), config.matmul, events, Matrix.QKV)
     q, k, v = (
         qkv.reshape(*x.shape[:2], 3, config.heads, config.head_width)[:, :, i] for i in range(3)
     )
     if config.qk_norm:
         q, k = rms_norm(q, w["norm_q"]), rms_norm(k, w["norm_k"])
+    if config.llama:
+        q, k = rotated(q), rotated(k)
     out = attended(q, k, v, plans, config, None if wrong is None else wrong(q, k, v))
     out = out if tap is None else out + tap
+    if config.gated:
+        gate = linear(read, w["gate"].reshape(config.width, -1), config.matmul)
+        out = out * jax.nn.sigmoid(gate.reshape(out.shape))
     rows, proj = out.reshape(x.shape), w["proj"].reshape(config.width, config.width)
     y = product(rows, proj, config.matmul, events, Matrix.PROJ)
     return x + y, Seen(read, q, k, v)
@@ -227,6 +239,9 @@ def attended(
 
 def _mlp(x: Array, w: Params, config: Config, events: LinearPlans | None) -> Array:
     h = product(x, w["up"], config.matmul, events, Matrix.FC1)
+    if config.llama:
+        inner = jax.nn.silu(linear(x, w["inner"], config.matmul)) * h
+        return linear(inner, w["down"], config.matmul)
     inner = passed_phi(lambda h: jax.nn.gelu(h, approximate=False), h, events)
     return product(inner, w["down"], config.matmul, events, Matrix.FC2)
 
@@ -244,10 +259,13 @@ def product(x: Array, w: Array, kind: str, events: LinearPlans | None, matrix: M
     return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
-def normed(x: Array, scale: Array, events: LinearPlans | None, matrix: Matrix) -> Array:
-    """Return the LayerNorm of x before a matrix, with the events GAMMA, LN and DLN."""
+Norm = Callable[[Array, Array], Array]
+
+
+def normed(x: Array, scale: Array, events: LinearPlans | None, matrix: Matrix, norm: Norm) -> Array:
+    """Return the norm of x before a matrix; a LayerNorm has the events GAMMA, LN and DLN."""
     if events is None:
-        return layer_norm(x, scale)
+        return norm(x, scale)
     rows, how = _rows(events, matrix), events.how
     x = mx.passed(how, None, Site.DLN, x, rows)
     y = layer_norm(x, mx.passed(how, Site.GAMMA, None, scale, rows))
@@ -274,6 +292,25 @@ def watched(y: Array, x: Array, taps: Any) -> Array:
 
 
 watched.defvjp(lambda y, x, taps: (y, x), lambda x, g: (g, jnp.zeros_like(x), (x, g)))
+
+
+def norm_of(config: Config) -> Norm:
+    """Return the norm of the layers and of the end."""
+    return rms_norm if config.llama else layer_norm
+
+
+def rotated(x: Array) -> Array:
+    """Return x (B, T, N, H) with rotary positions, as in Llama.
+
+    Features i and i + H / 2 turn by 10,000^(-2 i / H) for each token.
+    """
+    half = x.shape[-1] // 2
+    rates = jnp.asarray(1e4, x.dtype) ** -(
+        jnp.arange(half, dtype=x.dtype) / jnp.asarray(half, x.dtype)
+    )
+    angles = (jnp.arange(x.shape[1], dtype=x.dtype)[:, None] * rates)[:, None]
+    cos, sin, a, b = jnp.cos(angles), jnp.sin(angles), x[..., :half], x[..., half:]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
 def layer_norm(x: Array, scale: Array) -> Array:

@@ -95,6 +95,10 @@ def run_again(
         for kind, dtype in autocast.items() if not is_plain else ():
             stack.enter_context(torch.autocast(kind, dtype))
         out = func(*args, **kwargs)
-    outputs = [x for x in leaves(out) if isinstance(x, Tensor)]
+    outputs = (
+        [out] if isinstance(out, Tensor) else [x for x in leaves(out) if isinstance(x, Tensor)]
+    )
+    if not written:
+        return outputs
     given = [x for x in leaves((args, kwargs)) if isinstance(x, Tensor)]
     return outputs + [given[i] for i in written if all(given[i] is not x for x in outputs)]

@@ -135,9 +135,11 @@ TRAIN = (
     "layers heads width context vocab batch steps parts lr min_lr warmup decay_steps beta1 beta2"
 )
 TRAIN += (
-    " weight_decay clip position qk_norm tied mlp_ratio matmul plan changes sums engine block data"
+    " weight_decay clip position qk_norm tied mlp_ratio gated llama optimizer matmul plan changes"
 )
-TRAIN += " data_seed init_seed checkpoint_every keep monitor_every drift_alarm"
+TRAIN += (
+    " sums engine block data data_seed init_seed checkpoint_every keep monitor_every drift_alarm"
+)
 PROXY = "depth width ratio phi norm batch steps noise lr min_lr warmup beta1 beta2 block seed"
 SETTINGS = {  # the words KEY=VALUE of a verb
     "sweep": ("tile", *DEFAULTS, *OPTIONAL, "O", "PV.sum", "O.mode"),

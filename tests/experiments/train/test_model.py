@@ -244,3 +244,86 @@ def test_config_names_what_is_wrong(field, value, repair):
     """A run that starts with numbers that cannot work, or an error that does not say which."""
     with pytest.raises(UsageError, match=repair):
         Config(**{field: value})
+
+
+def test_llama_layers_and_a_gate_are_those_of_numpy():
+    """A rotation of other pairs or by another angle, silu on the other half, a norm with a mean, a
+    gate before attention: the loss by plain NumPy in binary64, written from the equations.
+    """
+    config = replace(SMALL, width=16, heads=2, llama=True, gated=True, position=False)
+    params, tokens = weights(config), tokens_of(config)
+    found = float(gradient(params, tokens, None, config)[0])
+    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) * 10.0, params)  # far from linear
+    big = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), p)
+    assert found != pytest.approx(by_numpy(p, tokens, config), rel=1e-3)
+    assert float(gradient(big, tokens, None, config)[0]) == pytest.approx(
+        by_numpy(p, tokens, config), rel=1e-4
+    )
+
+
+def by_numpy(p, tokens, config):
+    """The loss of Llama's layers with gated attention."""
+    width, half = config.width, config.head_width // 2
+
+    def norm(x, scale):
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * scale
+
+    def turned(x):  # as complex numbers: feature i is real, i + half imaginary
+        z = x[..., :half] + 1j * x[..., half:]
+        t = np.arange(x.shape[1])[:, None, None]
+        z = z * np.exp(1j * t * 10000.0 ** (-np.arange(half) / half))
+        return np.concatenate([z.real, z.imag], -1)
+
+    def sigmoid(x):
+        return 1.0 / (1.0 + np.exp(-x))
+
+    x = p["embedding"][tokens[:, :-1]]
+    for n in range(config.layers):
+        w = {name: leaf[n] for name, leaf in p["layers"].items()}
+        read = norm(x, w["norm1"])
+        q, k, v = np.einsum("btd,dcnh->cbtnh", read, w["qkv"])
+        s = np.einsum("btnh,bsnh->bnts", turned(q), turned(k)) / math.sqrt(config.head_width)
+        s = np.where(np.tri(s.shape[-1], dtype=bool), s, -np.inf)
+        e = np.exp(s - s.max(-1, keepdims=True))
+        out = np.einsum("bnts,bsnh->btnh", e / e.sum(-1, keepdims=True), v)
+        out = out * sigmoid(np.einsum("btd,dnh->btnh", read, w["gate"]))
+        x = x + np.einsum("btnh,nhd->btd", out, w["proj"])
+        read = norm(x, w["norm2"])
+        inner = read @ w["inner"]
+        x = x + (inner * sigmoid(inner) * (read @ w["up"])) @ w["down"]
+    logits = norm(x, p["norm"]) @ p["embedding"].T
+    rest = np.log(np.exp(logits).sum(-1))
+    chosen = np.take_along_axis(logits, tokens[:, 1:, None], -1)[..., 0]
+    assert x.shape[-1] == width
+    return float((rest - chosen).mean())
+
+
+@pytest.mark.thorough
+def test_muon_turns_gradients_of_matrices_to_orthogonal_steps():
+    """Axes of a matrix taken for others, all heads' matrices as one or q, k, v as one, an
+    embedding that Muon trains, a step against the wrong sign.
+    """
+    from roundscope.experiments.train.step import optimiser
+
+    config = replace(SMALL, optimizer="muon", width=16, heads=2, vocab=32)
+    params = weights(config)
+    rng = np.random.default_rng(0)
+    grads = jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape), jnp.float32), params)
+    own, adam = optimiser(config), optimiser(replace(config, optimizer="adamw"))
+    with jax.numpy_dtype_promotion("standard"):
+        lr = jnp.float32(1.0)
+        found, _ = own.update(grads, own.init(params), params, lr=lr)
+        other, _ = adam.update(grads, adam.init(params), params, lr=lr)
+    shapes = {"qkv": (2, 16, 3, 16), "proj": (2, 16, 16), "up": (2, 16, 64), "down": (2, 64, 16)}
+    for name, shape in shapes.items():
+        step = np.asarray(found["layers"][name]).reshape(shape)
+        given = np.asarray(grads["layers"][name]).reshape(shape)
+        if name == "qkv":
+            step, given = step.swapaxes(1, 2), given.swapaxes(1, 2)
+        size = 0.2 * math.sqrt(max(step.shape[-2:]))
+        sigma = np.linalg.svd(step, compute_uv=False) / size
+        # five steps of Newton and Schulz bring all but the smallest to 0.5 to 1.5
+        assert np.quantile(sigma, 0.1) > 0.5 and sigma.max() < 1.5
+        assert (step * given).sum() < 0.0
+    moved = np.asarray(found["embedding"])
+    assert np.abs(moved).max() < 2.5 and (moved * np.asarray(other["embedding"]) > 0).mean() > 0.99

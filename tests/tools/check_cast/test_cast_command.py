@@ -3,10 +3,12 @@
 import importlib
 import json
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from roundscope.emu.testing.casts import block_probes
 from roundscope.experiments.cli.main import main
 from roundscope.tools.report.deliver import write_junit
 from roundscope.tools.report.model import Case
@@ -25,6 +27,10 @@ def floor(x):
 
 def broken(x):
     raise RuntimeError("no device")
+
+def turned(x):
+    h = np.array([[1, 1], [1, -1]], np.float32) * np.array([[1], [-1]], np.float32)
+    return emu.round_blocks((x.reshape(-1, 2) @ h).reshape(x.shape), "nvfp4", tensor_scale=0.5)
 """
 
 
@@ -128,3 +134,31 @@ def test_junit(tmp_path):
     assert failure.text == "first? line\nsecond <line>"
     skipped = suite[2].find("skipped")
     assert skipped is not None and skipped.get("message") == "no device"
+
+
+def test_a_transform_and_a_given_scale_are_told(capsys, monkeypatch):
+    """Options of the command that do not reach the judgment, or a next step without them."""
+    monkeypatch.setattr(block_probes, "BUDGET", 1 << 13)
+    words = ("--format", "nvfp4", "--tensor-scale", "0.5", "--hadamard", "2:unnormalized")
+    assert exit_code("users_casts:turned", *words, "--signs=+-", "--out", "found") == 0
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "Hadamard 2 with signs, unnormalized, then nvfp4 under 0.5 with rule near"
+    )
+    page = Path("found/report.html").read_text()
+    assert "--tensor-scale 0.5 --hadamard 2:unnormalized --signs=+-" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (("--hadamard", "3"), "a power of two"),
+        (("--hadamard", "16", "--signs", "abc"), "--signs 'abc': write + and -"),
+        (("--signs=+-",), "give hadamard"),
+        (("--tensor-scale", "x"), "--tensor-scale 'x': give a number"),
+    ],
+)
+def test_other_transforms_are_refused_in_one_line(words, found, capsys):
+    """A transform in words that nobody reads."""
+    assert exit_code("users_casts:floor", "--format", "mxfp8_e4m3", *words) == 2
+    assert found in capsys.readouterr().err

@@ -10,8 +10,9 @@ from roundscope.tools.errors import UsageError
 from roundscope.tools.sweep.conditions.cell import Result
 from roundscope.tools.sweep.conditions.condition import CannotRunError, cell_of
 from roundscope.tools.sweep.measuring.measure import measure
-from roundscope.tools.sweep.report.answers import answer, levels
+from roundscope.tools.sweep.report.answers import answer, as_data
 from roundscope.tools.sweep.report.gains import gains
+from roundscope.tools.sweep.report.levels import levels, words
 from roundscope.tools.sweep.storage.frames import frame_of
 from roundscope.tools.sweep.storage.store import writing
 
@@ -79,6 +80,34 @@ def test_no_result_is_called_biased_by_chance(tmp_path):
     numbers = [{"rms": 1e-3, "gain": 1e-4 * z, "gain_z": z} for z in random.standard_normal(80)]
     said = answer(stored(tmp_path / "a.sqlite", points, numbers)).bias
     assert said.startswith("No result is too long or too short by more than chance")
+
+
+@pytest.fixture
+def of_file(tmp_path):
+    """One seed of four heads, as a file has it: P in E5M2 is worse than E4M3 in out, not in dq."""
+    points, numbers = [], []
+    for fmt, out, dq in (("bf16", 1.0, 1.0), ("e4m3fn", 4.0, 12.0), ("e5m2", 8.0, 6.0)):
+        points.append({"format.P": fmt, "N": 4, "preset": "fa2-bf16", "backward": True})
+        numbers.append({"rms": out, "dq_rms": dq, "dk_rms": out, "dv_rms": 1.0, "log_rms_se": 0.1})
+    return stored(tmp_path / "a.sqlite", points, numbers)
+
+
+def test_each_gradient_has_an_answer(of_file):
+    """A sweep with gradients that answers for out alone, where dq says the opposite."""
+    found = answer(of_file)
+    assert "The order reverses in dq: at format.P=e4m3fn, against e5m2" in found.text
+    of = as_data(found)["results"]
+    assert [of[name]["most"] for name in ("out", "dq", "dk")] == ["e5m2", "e4m3fn", "e5m2"]
+    assert of["dq"]["least"] == "bf16" and len(words(found.results)) == 4
+
+
+def test_one_seed_has_the_interval_of_its_heads(of_file):
+    """Advice to take more seeds of a file, whose tensors are the same for each."""
+    (far,) = (x for x in levels(of_file, of_file.axis("format.P")) if x.value == "e5m2")
+    half = stats.t.ppf(0.975, 3) * np.hypot(0.1, 0.1)
+    assert far.times == pytest.approx((8.0, 8.0 * np.exp(-half), 8.0 * np.exp(half)))
+    chances = [axis["chance"] for axis in as_data(answer(of_file))["axes"]]
+    assert chances == [None] and "nan" not in json.dumps(as_data(answer(of_file)))
 
 
 class TestRefusals:

@@ -57,6 +57,17 @@ def test_deviations_by_hand():
     assert {k: float(found[k][0]) for k in wanted} == pytest.approx(wanted, rel=1e-15)
 
 
+def test_the_scatter_of_heads_by_hand():
+    """An error of each head over another head's size; the deviation of means, not of logarithms."""
+    out, golden = drawn(cells=1, n=3)
+    logs = [
+        math.log(np.linalg.norm(out[0, :, h] - golden[0, :, h]) / np.linalg.norm(golden[0, :, h]))
+        for h in range(3)
+    ]
+    wanted = statistics.stdev(logs) / math.sqrt(3)
+    assert float(numbers(out, golden)["log_rms_se"][0]) == pytest.approx(wanted, rel=1e-12)
+
+
 def test_mean_in_ulps_by_hand():
     """Catches the binade of the result in place of golden's, another format's ulp, and a golden 0
     with the ulp of 1/2.

@@ -162,7 +162,7 @@ def test_noise_is_not_called_an_effect(path):
 def test_one_seed_says_that_chance_is_unknown(path):
     text = page(save(path, *crossed(lambda i, j, s: 10.0 ** -(i + j), seeds=1)))
     assert (
-        "without several seeds nothing tells an effect from chance" in text
+        "one seed alone tells no effect from chance; several seeds (seed=0:5) would" in text
         and "One seed each: no spread is known" in text
     )
 

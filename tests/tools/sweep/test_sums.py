@@ -102,7 +102,7 @@ def test_numpy_and_xla_give_the_same_bits(shape):
     for name, sums in plain.items():
         assert set(sums) == set(compiled[name])
         for part, x in sums.items():
-            heads = shape[2:3] if part in ("along", "length") else ()
+            heads = shape[2:3] if part in ("along", "length", "off") else ()
             assert x.shape == compiled[name][part].shape == (*shape[:1], *heads)
             assert np.array_equal(x, compiled[name][part], equal_nan=True), (name, part)
 

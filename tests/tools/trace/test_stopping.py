@@ -6,12 +6,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from roundscope import PRESETS
+from roundscope import PRESETS, Plan
+from roundscope.attention.budget.parts import event_part
+from roundscope.attention.budget.table import ErrorBudget, Line
 from roundscope.attention.plans.twins import TWINS
+from roundscope.attention.sites import Site
 from roundscope.tools.look.plans import about
 from roundscope.tools.tensors.layers import Layer
+from roundscope.tools.trace.repairs import to_promote
 from roundscope.tools.trace.report import plots
 from roundscope.tools.trace.report.report import of_layer
+from roundscope.tools.trace.results import CLOSE, EVENT, Result
 from roundscope.tools.trace.run import observe
 from roundscope.tools.trace.stopping import stop
 from roundscope.tools.trace.summary import summarise
@@ -78,3 +83,58 @@ def test_a_name_of_ones_own_is_not_introduced(best):
     assert about("mine") == about("all:bf16") == ""
     own = replace(best.request, plan=replace(best.request.plan, name="mine"))
     assert of_layer(replace(best, request=own))
+
+
+@pytest.mark.thorough
+def test_the_loop_of_its_advice_ends_at_the_worst_result():
+    """Advice to write in FP32 the one gradient that is as good as BF16, and then the next one."""
+    changes: list[str] = ["P=e4m3fn"]
+    for _ in range(3):
+        s = summary(changes=changes, plan="fa2-bf16", budget=True, factor=3.0)
+        if stop(s):
+            break
+        assert s.repair is not None and not stop(s)
+        worst = max(s.results[:1] + s.results[3:], key=lambda r: r.times)
+        assert s.repair.result == worst.name and s.repair.error < worst.error
+        at_best = {str(EVENT[r.name]) for r in s.results if r.unit and r.times < CLOSE}
+        assert worst.times >= CLOSE and str(EVENT[worst.name]) not in at_best
+        changes += s.repair.words
+    assert len(changes) > 1 and "you can stop" in stop(s)
+
+
+def test_a_result_at_its_least_error_is_not_widened():
+    """The largest fall, of dv that is at one rounding, in place of dq's at 2.3 of them."""
+
+    def line(site, dq, dv):
+        left = {"dq": 3.7e-3 * dq, "dv": 1.7e-3 * dv}
+        part = event_part(Plan.preset("fa2"), site)
+        nothing = dict.fromkeys(left, 0.0)
+        return Line(part=part, alone=nothing, gain=nothing, without=left, is_change=False)
+
+    lines = (line(Site.DV_OUT, 1.0, 0.26), line(Site.DS, 0.76, 1.0), line(Site.OUT, 0.85, 1.0))
+    budget = ErrorBudget(
+        plan="fa2",
+        total={"dq": 3.7e-3, "dv": 1.7e-3},
+        gain={},
+        lines=lines,
+        functions={},
+        heads=(0,),
+    )
+    dq, dv = (
+        Result(
+            name=name,
+            difference={"relative_rms": error},
+            gain=None,
+            beside=None,
+            besides=None,
+            cast=None,
+            computed=None,
+            least=1.64e-3,
+            unit=1.64e-3,
+            heads=np.zeros((1, 1)),
+        )
+        for name, error in budget.total.items()
+    )
+    assert dq.is_far and not dv.is_far
+    assert to_promote(budget, dq)[0].part.name == "DS"
+    assert to_promote(budget, dv) == []

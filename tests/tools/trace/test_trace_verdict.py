@@ -14,6 +14,7 @@ from roundscope.tools.report.html import page
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace.costs import cost, visible
 from roundscope.tools.trace.report.report import again_of, report
+from roundscope.tools.trace.report.words import details
 from roundscope.tools.trace.results import results
 from roundscope.tools.trace.run import observe
 from roundscope.tools.trace.summary import summarise
@@ -79,6 +80,14 @@ class TestVerdict:
     def test_an_injected_error_is_blamed_and_needs_no_bits(self):
         v = verdict(summary(inject=["P:bias=1"], budget=True))
         assert "the injected error makes 100 % in out" in v.causes and v.step == ""
+
+    def test_an_injection_too_small_to_see_says_how_large_would_do(self):
+        """Half an ulp of 1 % of P, whose results are those of no injection but for noise."""
+        small = {"inject": ["P:noise=0.5:share=0.05"], "beside": "fa2-bf16"}
+        said = re.search(r"errors about ([\d.]+) times as large", details(summary(**small)))
+        larger = {"inject": [f"P:noise={float(said[1]) / 2}:share=0.05"], "beside": "fa2-bf16"}
+        grown = max(r.error / r.beside for r in summary(**larger).results if r.gain)
+        assert 1.05 < grown < 1.2
 
     def test_another_plan_than_exact_to_compare_with(self):
         assert (
@@ -157,7 +166,9 @@ class TestPage:
         data |= {"command": ["roundscope", "trace", "f"], "versions": {}}
         data |= {"platform": "", "seed": 0, "plan": plain.request.plan.describe()}
         data |= {"against": {"name": "exact"}}
-        text = page(report([plain, other], data))
+        found = report([plain, other], data)
+        assert found.opening.mood == ""  # a green bar beside results that are far from their best
+        text = page(found)
         assert text.count("<section data-layer=") == 2 and 'data-layer="b&lt;c"' in text
         assert "<option value='b&lt;c'>" in text and '<div class="wide heads">' in text
         assert "is the least exact of 2 layers" in text

@@ -37,11 +37,13 @@ GAIN = {
         " +-3 heads would scatter so in 3 of 1,000 unbiased cells"
     ),
 }
+SPREAD = "standard error over heads of the natural logarithm of a head's rms error over its size"
 METRICS: dict[str, str] = {
     "max_abs": "largest |out - golden|",
     "mean_abs": "mean |out - golden|",
     "rms": "root mean square of out - golden",
     "rel_rms": "rms over the root mean square of golden",
+    "log_rms_se": SPREAD,
     "mean": "mean signed out - golden",
     "mean_se": "its standard error over rows",
     "mean_ulps": (
@@ -80,6 +82,7 @@ METRICS: dict[str, str] = {
         }.items()
     },
     **{f"{g}_{name}": f"{name} of {g}" for g in GRADIENTS for name in GAIN},
+    **{f"{g}_log_rms_se": f"log_rms_se of {g}" for g in GRADIENTS},
     "delta_bias": "mean signed delta - golden, over rows",
     "delta_bias_se": "its standard error over rows",
     "delta_coherence": (
@@ -143,6 +146,7 @@ def forward(s: Sums, formats: Sequence[Format]) -> Metrics:
     return {
         **found,
         **gain(s),
+        "log_rms_se": spread(s),
         "rel_rms": _relative(found["rms"], s),
         "mean_ulps": found["mean"] / ulp,
         "mean_ulps_se": found["mean_se"] / ulp,
@@ -161,6 +165,17 @@ def gain(s: Sums) -> Metrics:
         se = np.sqrt((spread * spread).sum(-1) / (_none(n - 1) * _none(n)))
     found = {"gain": _plus(mean), "gain_se": se, "gain_z": deviate(mean, se, n)}
     return {name: _signed(s, x) for name, x in found.items()}
+
+
+def spread(s: Sums) -> np.ndarray:
+    """Return log_rms_se: NaN where an entry is lost, or fewer than two heads have an error."""
+    with np.errstate(all="ignore"):
+        logs = np.log(s["off"] / s["length"]) / 2.0
+        known = np.isfinite(logs)
+        n = known.sum(-1)
+        mean = np.where(known, logs, 0.0).sum(-1) / _none(n)
+        apart = np.where(known, logs - mean[:, None], 0.0)
+        return _signed(s, np.sqrt((apart * apart).sum(-1) / (_none(n - 1) * _none(n))))
 
 
 def deviate(mean: np.ndarray, se: np.ndarray, n: np.ndarray) -> np.ndarray:
@@ -215,6 +230,7 @@ def backward(sums: dict[str, Sums]) -> Metrics:
             "rel_rms": _relative(rms, s),
             "not_finite": _lost(s),
             **gain(s),
+            "log_rms_se": spread(s),
         }
         found |= {f"{g}_{name}": value for name, value in seen.items()}
     found["dq_not_finite_row"] = _first(sums["dq"])

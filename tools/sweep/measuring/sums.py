@@ -132,6 +132,7 @@ def _by_head(ops: Ops, x: Array, golden: Array) -> Sums:
 
     along   the sum of (x - golden) golden, over entries where both are finite
     length  the sum of squares of golden, over its finite entries
+    off     the sum of squares of x - golden, over entries where both are finite
     """
     xp = ops.xp
     cells, _, heads, _ = golden.shape
@@ -142,6 +143,7 @@ def _by_head(ops: Ops, x: Array, golden: Array) -> Sums:
     return {
         "along": total(xp, ops.multiply(d, theirs)),
         "length": total(xp, ops.multiply(theirs, theirs)),
+        "off": total(xp, ops.multiply(d, d)),
     }
 
 

@@ -12,31 +12,20 @@ from roundscope.attention.sites import Site
 from roundscope.tools.report.model import Part, Table, Text
 from roundscope.tools.results.tables import columns_of
 from roundscope.tools.sweep.report.captions import sentence
-from roundscope.tools.sweep.report.effects import Effect, center, mean_interval, scaled, shares
+from roundscope.tools.sweep.report.effects import Effect, center, scaled, shares
 from roundscope.tools.sweep.report.gains import RESULTS, bias_words, gains, where
-from roundscope.tools.sweep.report.slices import chosen
+from roundscope.tools.sweep.report.levels import (
+    Level,
+    OfResult,
+    levels,
+    of_results,
+    words,
+)
 from roundscope.tools.sweep.report.words import number, percent
-from roundscope.tools.sweep.storage.frames import Axis, Frame
+from roundscope.tools.sweep.storage.frames import Frame
 from roundscope.tools.sweep.storage.store import reading
 
-AXES, LEVELS = 6, 6  # the most axes, and values of one, that a terminal shows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
-    """What one value of an axis does.
-
-    value    the value in words;  rms: the geometric mean over its cells
-    times    how many times as large it is as at the value with the least, and the ends of its 95 %
-             interval over seeds; None for that value. Cells of one seed share their tensors, so the
-             ratio is taken for each seed, of geometric means over all other axes
-    gain     the mean gain of the output over its cells, NaN if not known
-    """
-
-    value: str
-    rms: float
-    times: tuple[float, float, float] | None
-    gain: float
+AXES = 6  # the most axes that a terminal shows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +33,7 @@ class Answer:
     """What a sweep says.
 
     text          the sentence that opens the report
+    results       what the axes do to each of out, dq, dk and dv; [] without gradients
     effects       the axes, that which explains most first;  levels: some values of each
     least, most   the conditions of the least and the largest rms, and their rms, in words
     bias          which results are too long or too short beyond chance, in words
@@ -51,6 +41,7 @@ class Answer:
     """
 
     text: str
+    results: list[OfResult]
     effects: tuple[Effect, ...]
     levels: dict[str, list[Level]]
     least: str
@@ -66,6 +57,7 @@ def answer(frame: Frame) -> Answer:
     least, most = _ends(frame) if frame.axes else ("", "")
     return Answer(
         text=sentence(frame, found),
+        results=of_results(frame),
         effects=effects,
         levels={e.axis.label: levels(frame, e.axis) for e in effects[:AXES]},
         least=least,
@@ -73,41 +65,6 @@ def answer(frame: Frame) -> Answer:
         bias=bias_words(frame, [gains(frame, name) for name in RESULTS]),
         hits=_hits(frame),
     )
-
-
-def levels(frame: Frame, axis: Axis) -> list[Level]:
-    """Return some values of an axis, in its order: the least and the largest are among them."""
-    y, code, gain = scaled("rms", frame.metric("rms")), frame.code(axis), frame.metric("gain")
-    usable = np.isfinite(y)
-    means = {int(c): float(y[usable & (code == c)].mean()) for c in np.unique(code[usable])}
-    if not means:
-        return []
-    least, most = min(means, key=lambda c: means[c]), max(means, key=lambda c: means[c])
-    of_least = _by_seed(frame, y, usable & (code == least))
-    found = []
-    for c in sorted({*chosen(frame, axis, usable, LEVELS), least, most}):
-        own = _by_seed(frame, y, usable & (code == c))
-        apart = np.array([own[s] - of_least[s] for s in own if s in of_least])
-        mean, half = mean_interval(apart)
-        gains_here = gain[(code == c) & np.isfinite(gain)]
-        found.append(
-            Level(
-                value=axis.word(c),
-                rms=10.0 ** means[c],
-                times=None
-                if c == least or not apart.size
-                else (10.0**mean, 10.0 ** (mean - half), 10.0 ** (mean + half)),
-                gain=float(gains_here.mean()) if gains_here.size else np.nan,
-            )
-        )
-    return found
-
-
-def _by_seed(frame: Frame, y: np.ndarray, cells: np.ndarray) -> dict[int, float]:
-    """Return the mean of numbers over the cells of each seed, of some cells."""
-    seeds, number = np.unique(frame.seeds()[cells], return_inverse=True)
-    means = np.bincount(number, y[cells]) / np.bincount(number)
-    return dict(zip(seeds.tolist(), means.tolist(), strict=True))
 
 
 def _ends(frame: Frame) -> tuple[str, str]:
@@ -152,7 +109,7 @@ def _hits(frame: Frame) -> dict[str, int]:
 
 def parts(found: Answer) -> list[Part]:
     """Return what the terminal prints of an answer: its sentence, a table, and the ends."""
-    shown: list[Part] = [Text(found.text)]
+    shown: list[Part] = [Text(found.text), *(Text(x) for x in words(found.results))]
     rows = []
     for effect in found.effects[:AXES]:
         share = percent(effect.share) if effect.share else "0 %"
@@ -181,19 +138,38 @@ def _signed(level: Level) -> str:
 
 
 def as_data(found: Answer) -> dict[str, object]:
-    """Return an answer as data of JSON."""
+    """Return an answer as data of JSON, in which a number that is not known is null."""
     return {
         "axes": [
             {
                 "axis": e.axis.label,
                 "share": e.share,
-                "chance": e.limit,
-                "levels": found.levels.get(e.axis.label, []),
+                "chance": _known(e.limit),
+                "levels": [_level(x) for x in found.levels.get(e.axis.label, [])],
             }
             for e in found.effects
         ],
+        "results": {
+            x.result: {
+                "axis": x.axis.label,
+                "share": x.share,
+                "most": x.most.value,
+                "least": x.least.value,
+                "levels": [_level(level) for level in x.levels],
+            }
+            for x in found.results
+        },
         "least_error": found.least,
         "most_error": found.most,
         "bias": found.bias,
         "hits": found.hits,
     }
+
+
+def _level(x: Level) -> dict[str, object]:
+    times = None if x.times is None else [_known(t) for t in x.times]
+    return {"value": x.value, "rms": _known(x.rms), "times": times, "gain": _known(x.gain)}
+
+
+def _known(x: float) -> float | None:
+    return None if np.isnan(x) else x

@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from roundscope.attention.sites import Site
+from roundscope.attention.testing.families import FAMILIES
 from roundscope.tools.report.wording import listed
 from roundscope.tools.sweep.report.effects import LOG, Shares, between, center, fold, mean_interval
 from roundscope.tools.sweep.report.gains import gain_words, gains
+from roundscope.tools.sweep.report.levels import levels, of_results, order_words
 from roundscope.tools.sweep.report.lost import lost
 from roundscope.tools.sweep.report.lost import sentence as lost_sentence
 from roundscope.tools.sweep.report.slices import Slice
@@ -42,7 +44,7 @@ def _axis(frame: Frame, found: Shares) -> str:
         rms, _ = mean_interval(every[np.isfinite(every)])
         return f"No axis matters: rms is {number(rms)} in every cell."
     if np.isnan(first.limit):
-        return f"{_most(frame, found)}; without several seeds nothing tells an effect from chance."
+        return f"{_most(frame, found)}{_by_heads(frame, first.axis)}.{order_of(frame)}"
     if not first.stands_out:
         share = percent(first.share)
         return (
@@ -54,7 +56,26 @@ def _axis(frame: Frame, found: Shares) -> str:
         second = found.effects[1]
         could = "" if second.stands_out else ", which seeds could give too"
         then = f"; next is {second.axis.label} with {percent(second.share)}{could}"
-    return f"{_most(frame, found)}{then}; the seeds alone make {percent(found.seeds)}."
+    seeds = f"the seeds alone make {percent(found.seeds)}"
+    return f"{_most(frame, found)}{then}; {seeds}.{order_of(frame)}"
+
+
+def order_of(frame: Frame) -> str:
+    """Return in which gradients an axis' values have another order than in out, as a sentence."""
+    words = order_words(frame, of_results(frame))
+    return f" {words}" if words else ""
+
+
+def _by_heads(frame: Frame, axis: Axis) -> str:
+    """Return what heads say of the effect of an axis where there is one seed."""
+    times = max(levels(frame, axis), key=lambda x: x.rms).times
+    from_file = all(str(x) not in FAMILIES for x in frame.rows.column("input"))
+    more = "" if from_file else "; several seeds (seed=0:5) would say more"
+    if times is None or np.isnan(times[1]):
+        return f"; one seed alone tells no effect from chance{more}"
+    _, low, high = times
+    chance = "" if low > 1.0 else ", so that it may be chance"
+    return f" (95 % over heads: {number(low, 2)} to {number(high, 2)} times{chance}{more})"
 
 
 def _most(frame: Frame, found: Shares) -> str:
@@ -254,7 +275,8 @@ def seeds_words(frame: Frame, cells: np.ndarray) -> str:
     """Return how many seeds a condition has: "5 seeds each", or "1 to 5 seeds each"."""
     count = np.bincount(frame.condition[cells]) if cells.any() else np.zeros(1, int)
     low, high = count[count > 0].min(initial=count.max()), count.max()
-    return f"{high} seeds each" if low == high else f"{low} to {high} seeds each"
+    each = many(int(high), "seed")
+    return f"{each} each" if low == high else f"{low} to {each} each"
 
 
 def one_seed(frame: Frame, cells: np.ndarray) -> bool:
@@ -325,12 +347,15 @@ def pair(frame: Frame, cut: Slice, together: float) -> str:
     a, b = cut.lines, cut.across
     assert a is not None
     n = int(np.isinf(frame.metric("rms")[cut.cells]).sum())
+    means = "One seed each: no interval is known"
+    if not one_seed(frame, cut.cells):
+        interval = "Means ± half of the 95 % t interval over seeds"
+        means = f"{interval}, {seeds_words(frame, cut.cells)}"
     gray = f" Gray with inf: {n} cells with NaN or infinite results, no part of shares."
     return (
         f"Does {b.label} have the same effect at every {a.label}? Together they explain"
         f" {percent(together)} of the variance of log rms beyond what each explains alone (0 means"
-        " that their effects multiply). Means ± half of the 95 % t interval over seeds,"
-        f" {seeds_words(frame, cut.cells)}.{gray if n else ''} Right: the"
+        f" that their effects multiply). {means}.{gray if n else ''} Right: the"
         " largest error relative to that of unfused attention in the same formats, which is what"
         f" tiling costs.{_at(cut.held)}"
     )

@@ -20,6 +20,7 @@ from roundscope.tools.report.model import (
     Opening,
     Part,
     Picture,
+    Points,
     Report,
     Section,
     Table,
@@ -31,7 +32,7 @@ from roundscope.tools.results.tables import json_of
 from roundscope.tools.sweep.conditions.cell import DEFAULTS, Value, lacking
 from roundscope.tools.sweep.measuring.sums import GRADIENTS
 from roundscope.tools.sweep.report import answers
-from roundscope.tools.sweep.report.captions import sentence
+from roundscope.tools.sweep.report.captions import one_seed, sentence
 from roundscope.tools.sweep.report.effects import (
     LOG,
     between,
@@ -40,6 +41,7 @@ from roundscope.tools.sweep.report.effects import (
     mean_interval,
     shares,
 )
+from roundscope.tools.sweep.report.levels import words
 from roundscope.tools.sweep.report.lost import lost
 from roundscope.tools.sweep.report.pictures import opening, pictures
 from roundscope.tools.sweep.report.words import in_ends, many, number, short, with_interval
@@ -59,8 +61,9 @@ HOW = [
     Text(
         "A seed draws the tensors, the stochastic roundings and the noise; an input file is"
         " the same for every seed. Intervals are 95 % t intervals of the mean over seeds: they say"
-        " how well a mean is known, nothing about other inputs. Infinite deviations make a mean"
-        " infinite. On logarithmic scales the logarithm is averaged.",
+        " how well a mean is known, nothing about other inputs. With one seed, as of a file, the"
+        " ratio of two values' errors has the interval of its heads. Infinite deviations make a"
+        " mean infinite. On logarithmic scales the logarithm is averaged.",
         "note",
         lead="Seeds.",
     ),
@@ -119,12 +122,14 @@ def report(frame: Frame, progress: Progress = lambda _: None) -> Report:
     nothing = changed_nothing(idle(frame), bool(lost(frame).cells.any()))
     told = answers.answer(frame) if len(frame.rows) else None
     said_of = [] if told is None else [told.bias, answers.hits_words(told)]
+    by_result = [] if told is None else words(told.results)
     return Report(
         title=f"sweep {frame.path.name}",
         heading="Which axis matters most?",
         about=f"{frame.path.name}: {counts(frame)}",
         opening=_opening(frame, sentence(frame, found)),
         parts=[
+            *([Points(by_result)] if by_result else []),
             *(Text(text) for text in said_of if text),
             *(Text(f"{text}.") for text in (*files(frame), *nothing)),
             Folded("How to read this page", HOW),
@@ -232,8 +237,10 @@ def conditions(frame: Frame) -> list[Section]:
         marked.append(gone > 0)
     more = len(order) - MOST
     note = (
-        "Errors: geometric mean over seeds [95 % t interval of the logarithms]; signed numbers:"
-        " mean ± half of the 95 % t interval"
+        "One seed each: no interval is known"
+        if one_seed(frame, np.ones(len(frame.rows), bool))
+        else "Errors: geometric mean over seeds [95 % t interval of the logarithms]; signed"
+        " numbers: mean ± half of the 95 % t interval"
     )
     if any(marked):
         note += (

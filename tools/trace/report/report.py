@@ -11,6 +11,7 @@ from roundscope.tools.look.plans import about
 from roundscope.tools.report.model import (
     Code,
     Folded,
+    Mood,
     Opening,
     Part,
     Picture,
@@ -142,9 +143,16 @@ EXACT = [
 
 
 def report(
-    summaries: list[Summary], data: dict[str, Any], progress: Progress = lambda _: None
+    summaries: list[Summary],
+    data: dict[str, Any],
+    progress: Progress = lambda _: None,
+    every: bool = False,
 ) -> Report:
-    """Return the report of all layers; data: trace.json; progress: called with what is drawn."""
+    """Return the report of all layers.
+
+    data: trace.json;  progress: called with what is drawn;  every: whether the terminal shows the
+    table of all events too
+    """
     again, many = again_of(data["command"]), len(summaries) > 1
     worst, pictured = min(summaries, key=_exactness), least_exact(summaries)
     heads = int(worst.layer.q.shape[2])
@@ -159,7 +167,7 @@ def report(
             parts.append(Text(text, "note", command=one))
         parts += _layer(s, is_pictured)
         layers.append(Section(s.layer.name if many else "", parts, name=s.layer.name))
-        brief += of_layer(s, one if many else again)
+        brief += of_layer(s, one if many else again, every)
     return Report(
         title=f"{data['plan']['name']}, {data['file']}",
         heading="How exact is this attention, and which rounding is to blame?",
@@ -180,10 +188,11 @@ def report(
 
 
 def again_of(words: Sequence[str]) -> str:
-    """Return the command line that was given, without where its output goes."""
+    """Return the command line that was given, without where and how its output is shown."""
     kept, skip = [], False
     for word in words:
-        if not skip and word != "--out" and not word.startswith("--out=") and word != "--json":
+        is_shown = word in ("--out", "--json", "--all") or word.startswith("--out=")
+        if not (skip or is_shown):
             kept.append(word)
         skip = word == "--out"
     return shlex.join(kept)
@@ -211,17 +220,30 @@ def _about(worst: Summary, data: dict[str, Any]) -> str:
 
 
 def _opening(summaries: list[Summary], worst: Summary, again: str) -> Opening:
-    """Return the verdict on the layer that is least exact."""
+    """Return the verdict on the layer that is least exact, and the next step.
+
+    The step is that of the least exact layer in which there is something to repair.
+    """
     v = verdict(worst)
     first = v.accuracy
     if len(summaries) > 1:
         first = f"{worst.layer.name} is the least exact of {len(summaries)} layers. {first}"
     is_bad = any(s.biased_results or s.not_finite is not None for s in summaries)
+    mood: Mood = "bad" if is_bad else "good" if all(map(stop, summaries)) else ""
     more = " ".join(x for x in (v.bias, v.causes) if x)
     if len(summaries) == 1 and (end := stop(worst)):
         return Opening(first, f"{more} {end}".strip(), mood="good")
-    step = f"{again} {v.step}" if v.step else ""
-    return Opening(first, more, step, f"Next, to see how {v.buys}", "bad" if is_bad else "good")
+    left = [s for s in summaries if not stop(s)]
+    if not left:
+        end = stop(worst).partition(":")[0]
+        return Opening(first, f"{more} {end}: this holds for every layer.".strip(), mood=mood)
+    if stop(worst):
+        worst = min(left, key=_exactness)
+        v = verdict(worst)
+    one = f"{again} --layer {shlex.quote(worst.layer.name)}" if len(summaries) > 1 else again
+    step = f"{one} {v.step}" if v.step else ""
+    where = f" in {worst.layer.name}" if len(summaries) > 1 else ""
+    return Opening(first, more, step, f"Next, to see how{where} {v.buys}", mood)
 
 
 def _layer(s: Summary, is_pictured: bool) -> list[Part]:
@@ -278,8 +300,11 @@ def _machine(data: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def of_layer(s: Summary, command: str = "") -> list[Part]:
-    """Return what the terminal shows of one layer; command: to which the next step adds options."""
+def of_layer(s: Summary, command: str = "", every: bool = False) -> list[Part]:
+    """Return what the terminal shows of one layer.
+
+    command: to which the next step adds options;  every: with the table of all events
+    """
     request, layer, v = s.request, s.layer, verdict(s)
     tile = f"tile {request.block_q} x {request.block_k}{tables.call_words(request, layer)}"
     parts: list[Part] = [
@@ -310,6 +335,8 @@ def of_layer(s: Summary, command: str = "") -> list[Part]:
             ),
         ]
         parts += [Text(""), Section(title, [tables.shares(s.budget), *notes(*lines)])]
+    parts += [Text(""), Text(details(s))]
+    if not every:
+        return [*parts, *notes("Every rounding event: with --all, or on the page."), Text("")]
     events = tables.events(s, with_formulas=False)
-    below = notes(*tables.folded(s), tables.legend(s))
-    return [*parts, Text(""), Text(details(s)), events, *below, Text("")]
+    return [*parts, events, *notes(*tables.folded(s), tables.legend(s)), Text("")]

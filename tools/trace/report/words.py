@@ -1,5 +1,7 @@
 """The findings of a trace in words: the text that opens the table and the report."""
 
+from dataclasses import replace
+
 from roundscope.attention import Plan
 from roundscope.attention.grammar.differences import differences
 from roundscope.attention.grammar.injections import injection_words
@@ -9,11 +11,13 @@ from roundscope.events.plan import base_name
 from roundscope.tools.report.wording import listed
 from roundscope.tools.trace.analysis.bias import Event, Lean, threshold
 from roundscope.tools.trace.analysis.consequences import DeltaDrift
-from roundscope.tools.trace.biased import bias, event_name, too
+from roundscope.tools.trace.biased import LOST, bias, event_name, too
 from roundscope.tools.trace.request import Request
-from roundscope.tools.trace.results import z_words
+from roundscope.tools.trace.results import unchanged, z_words
 from roundscope.tools.trace.summary import Summary, share_of_rows
 
+SEEN, SEEN_WORDS = 1.1, "10 %"  # how many times an error an injection has to make of it
+UNKNOWN = 1e-3  # the part of a squared error below which it does not say how large is enough
 COINS = "standard deviations of random signs"
 
 
@@ -48,7 +52,27 @@ def short(s: Summary) -> str:
 def _injected(s: Summary) -> str:
     """Return how many entries injections hit, by event."""
     parts = [f"{hit:,} of {n:,} entries of {name}" for name, (hit, n) in s.hits.items()]
-    return f"Injected errors hit {listed(parts)}." if parts else ""
+    return f"Injected errors hit {listed(parts)}.{_unseen(s)}" if parts else ""
+
+
+def _unseen(s: Summary) -> str:
+    """Return that injected errors are too small to see, and how large they would have to be.
+
+    That is asked where the plan stands beside itself without them. Independent errors add in
+    squares, and those that are injected grow with their size.
+    """
+    beside, plan = s.request.beside, s.request.plan
+    ratios = [r.error / r.beside for r in s.results if r.gain and r.beside and r.is_known]
+    if beside is None or beside != replace(plan, name=beside.name) or not ratios:
+        return ""
+    most = max(ratios)
+    if most >= SEEN or s.biased_results:
+        return ""
+    text = f" No result's error grows by more than {100 * (max(most, 1.0) - 1.0):.2g} %"
+    if most**2 - 1.0 < UNKNOWN:
+        return f"{text}: they are too small to be seen there."
+    times = ((SEEN**2 - 1.0) / (most**2 - 1.0)) ** 0.5
+    return f"{text}; errors about {times:.2g} times as large would make one {SEEN_WORDS} larger."
 
 
 def plan_words(request: Request) -> str:
@@ -63,8 +87,7 @@ def plan_words(request: Request) -> str:
 
 def plan_changes(plan: Plan) -> list[str]:
     """Return the words of --set that changed the plan from its preset."""
-    base = base_name(plan.name)
-    return differences(plan, Plan.preset(base)) if base != plan.name else []
+    return differences(plan, unchanged(plan))
 
 
 def _not_finite(s: Summary) -> str:
@@ -99,7 +122,7 @@ def _clipping(s: Summary) -> str:
     lost = [
         f"{100 * e.share('underflow'):.0f} % of {e.name}"
         for e in s.rounding
-        if e.share("underflow") > 0.01
+        if e.share("underflow") > LOST
     ]
     beyond = "are beyond the format's largest number and cut off there, toward zero"
     pairs = ((cut, beyond), (lost, "become 0"))

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from roundscope.experiments.framework.study import Progress, Static
-from roundscope.experiments.papers.failure_2510_04212.static import bias, clamp, ties
+from roundscope.experiments.papers.failure_2510_04212.static import bias, clamp, gate, ties
 
 T = TypeVar("T")
-PARTS = 6  # closed form, ties, production order, rows of dS, clamp, tied rows of trainings
+PARTS = 7  # closed form, ties, production order, rows of dS, clamp, tied rows, the gate
 WORDS = (
     (
         "Is half an ulp of V the bias, for any number of terms and any format?",
@@ -58,7 +58,7 @@ def static(progress: Progress = lambda done: None) -> Static:
     inputs = ties.inputs()
     closed, tied = part(bias.measure), part(lambda: ties.measure(inputs))
     ordered, summed = part(bias.measure_order), part(ties.measure_sums)
-    clamped, shifted = part(clamp.outcomes), part(clamp.tied)
+    clamped, shifted, gated = part(clamp.outcomes), part(clamp.tied), part(gate.measure)
     figures = (
         bias.picture(closed),
         ties.picture(inputs, tied),
@@ -74,6 +74,7 @@ def static(progress: Progress = lambda done: None) -> Static:
             *bias.judged_order(ordered),
             *clamp.judged(clamped),
             *clamp.judged_shifts(shifted),
+            *gate.judged(gated),
             *ties.judged_sums(summed),
         ],
         title="Without training: bits, ties, the clamp",

@@ -74,11 +74,13 @@ class Step:
             v: by_name[value.name] for v, value in enumerate(tape.values) if value.name in by_name
         }
         self.used: dict[int, tuple[int, ...]] = {}  # parameters that an entry reads by itself
+        self.read: dict[int, set[int]] = {}  # all values that it reads, once these are known
         self.start = {
             v: x.array.double() if x.array.is_floating_point() else x.array
             for v, x in enumerate(tape.values)
             if v not in tape.made_by and x.array is not None
         }
+        self.narrow = {v: _cast(x, self.dtype(v)) for v, x in self.start.items()}
         self.flows = {v for v, x in self.parameters.items() if x.requires_grad}
         self.kept: dict[int, list[_Node]] = {}  # entries that ran, of runs that are often repeated
         self._find_flows()
@@ -96,8 +98,13 @@ class Step:
 
     def reads(self, number: int) -> set[int]:
         """Return the values that an entry reads, the parameters of its module among them."""
-        own = self.used.get(number, tuple(self.parameters))
-        return {*refs(self.tape.entries[number].arguments), *own}
+        found = self.read.get(number)
+        if found is None:
+            own = self.used.get(number, tuple(self.parameters))
+            found = {*refs(self.tape.entries[number].arguments), *own}
+            if number in self.used:
+                self.read[number] = found
+        return found
 
     def run(
         self,
@@ -232,12 +239,22 @@ class _Node:
     @cached_property
     def rounded(self) -> dict[int, Tensor]:
         """What it reads in the types in which the model has it."""
-        return {v: _cast(x, self.step.dtype(v)) for v, x in self.known.items()}
+        return {
+            v: self.step.narrow[v] if self.is_given(v) else _cast(x, self.step.dtype(v))
+            for v, x in self.known.items()
+        }
 
     @cached_property
     def widened(self) -> dict[int, Tensor]:
         """The same in binary64."""
-        return {v: _cast(x, torch.float64) for v, x in self.rounded.items()}
+        return {
+            v: self.known[v] if self.is_given(v) else _cast(x, torch.float64)
+            for v, x in self.rounded.items()
+        }
+
+    def is_given(self, value: int) -> bool:
+        """Return whether a value is one with which the step starts, in the type of the model."""
+        return self.known[value] is self.step.start.get(value)
 
     @cached_property
     def own(self) -> Ran:
@@ -250,7 +267,12 @@ class _Node:
 
     def is_held(self, way: Way) -> bool:
         """Return whether the types of an arithmetic hold what it reads."""
-        return way != "fp32" and all(_equal(x, self.known[v]) for v, x in self.widened.items())
+        return way != "fp32" and self.is_narrow
+
+    @cached_property
+    def is_narrow(self) -> bool:
+        """Whether the types of the model hold what it reads."""
+        return all(_equal(x, self.known[v]) for v, x in self.widened.items())
 
     def near(self, way: Way) -> Ran:
         """Return what it computes in binary64 of what it reads, rounded to these types."""
@@ -287,6 +309,7 @@ class _Node:
         if [x.shape for x in self.wide.outputs] != [x.shape for x in own]:
             self.known = self.widened  # as of tokens that go to other experts: no exact result
             del self.wide
+            self.__dict__.pop("is_narrow", None)
             return own
         return [
             _moved(x.detach(), y, z.detach())
@@ -346,6 +369,10 @@ def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _equal(x: Tensor, y: Tensor) -> bool:
     """Return whether two tensors have the same numbers, NaN equal to NaN."""
+    if x is y or torch.equal(x, y):
+        return True
+    if not bool((x != x).any()):
+        return False
     return bool(((x == y) | ((x != x) & (y != y))).all())
 
 
@@ -353,6 +380,9 @@ def _moved(exact: Tensor, own: Tensor, near: Tensor) -> Tensor:
     """Return exact + (own - near), and `own` where one of the two is not finite and they differ."""
     if not own.is_floating_point():
         return own
+    off = own - near
+    if bool(torch.isfinite(off).all()):
+        return torch.where(off == 0, exact, exact + off)
     same = (own == near) | ((own != own) & (near != near))
     finite = torch.isfinite(own) & torch.isfinite(near)
     return torch.where(same, exact, torch.where(finite, exact + (own - near), own))

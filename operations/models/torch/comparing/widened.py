@@ -58,6 +58,8 @@ class Widened(TorchFunctionMode):
         args, kwargs = mapped(self._widened, (tuple(args), dict(kwargs or {})))
         func = STAND_INS.get(func, func)
         out = func(*args, **kwargs) if func not in _CASTS else args[0].to(self.dtype)
+        if isinstance(out, Tensor):
+            return self._widened(out) if self._is_narrow(out) else out
         is_narrow = any(isinstance(x, Tensor) and self._is_narrow(x) for x in leaves(out))
         return mapped(self._widened, out) if is_narrow else out
 
@@ -65,10 +67,9 @@ class Widened(TorchFunctionMode):
         return x.is_floating_point() and x.dtype != self.dtype
 
     def _widened(self, x: Any) -> Any:
-        if isinstance(x, torch.dtype):
-            return self.dtype if x.is_floating_point else x
         if not isinstance(x, Tensor):
-            return x
+            is_float = isinstance(x, torch.dtype) and x.is_floating_point
+            return self.dtype if is_float else x
         if id(x) in self.stands_for:
             self.used.add(id(x))
             return self.stands_for[id(x)]

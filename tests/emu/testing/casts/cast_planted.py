@@ -173,13 +173,14 @@ def nvfp4(x: np.ndarray, *, tensor: float | None = None, up: bool = False):
     t = float(F32(whole / (448 * 6))) if whole else 1.0
     t = t if tensor is None else tensor
     exact = np.minimum(np.abs(finite).max(axis=1) / 6 / t, 448.0)
-    s = exact.astype(F32).astype(E4M3)
+    s = on_grid(exact, np.rint).astype(F32).astype(E4M3)
     if up:
         above = (s.view(np.uint8) + 1).view(E4M3)
         s = np.where(s.astype(np.float64) < exact, above, s)
     s = np.maximum(s.astype(np.float64), 2.0**-9)
-    q = np.clip(finite / (s * t)[:, None], -6, 6).astype(F32)
-    p = q.astype(ml_dtypes.float4_e2m1fn).reshape(x.shape)
+    q = np.clip(finite / (s * t)[:, None], -6, 6)
+    ulp = np.ldexp(0.5, np.maximum(np.frexp(q)[1] - 1, 0))
+    p = (np.rint(q / ulp) * ulp).astype(F32).astype(ml_dtypes.float4_e2m1fn).reshape(x.shape)
     scales = np.where(bad, np.nan, s).astype(F32).astype(E4M3).reshape(len(x), -1)
     return p, scales, F32(t)
 

@@ -17,7 +17,11 @@ from roundscope.experiments.papers.failure_2510_04212.trials import (
     Results,
     cell,
     chosen,
+    of_layer,
+    of_row,
     ranked,
+    rows,
+    whole,
 )
 from tests.experiments.papers.failure_2510_04212.made import gathered, results, run
 
@@ -98,6 +102,24 @@ def test_heads_are_picked_by_their_norm() -> None:
     )
     drawn = {e.trial.seed: e.trial.changes for e in found if e.row == f"{RANDOM} 0"}
     assert drawn[0] != drawn[1]
+
+
+def test_sets_of_heads_are_told_without_the_heads_alone() -> None:
+    """Catches row 8 that stays hidden until each of 16 heads was tried alone, and layers that fail
+    late but are trained for as few steps as those that fail early.
+    """
+    case = FULL.cases[1]
+    first = [e for row in rows(case, FULL.config)[:2] for e in of_row(FULL, case, row)]
+    sets = chosen(FULL, case, [run("A", "0", 0, diverged=400)[1]])
+    alone = [e for row in rows(case, FULL.config)[-2:] for e in of_row(FULL, case, row)]
+    found = {e.trial for e in (*first, *sets, alone[0])}
+    assert whole([*first, *sets, *alone], found) == [*first, *sets]
+    layer = of_layer(FULL.config, 1)
+    steps = {
+        c.name: {e.trial.steps for row in layer for e in of_row(FULL, c, row)}
+        for c in FULL.cases[2:5]
+    }
+    assert steps == {"A'": {1500}, "B": {1500}, "C": {1000}}
 
 
 def test_layer_is_the_one_whose_norm_grew() -> None:

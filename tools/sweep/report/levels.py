@@ -1,0 +1,179 @@
+"""What the values of an axis do to the errors of out, dq, dk and dv: levels, and their order.
+
+A value is held against the one with the least error. Cells of one seed share their tensors, so the
+ratio is taken for each seed; where there is one seed, as of a file of tensors, its interval is that
+of heads.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import stdtrit
+
+from roundscope.tools.report.wording import listed
+from roundscope.tools.sweep.measuring.sums import GRADIENTS
+from roundscope.tools.sweep.report.effects import mean_interval, scaled, shares
+from roundscope.tools.sweep.report.slices import chosen
+from roundscope.tools.sweep.report.words import fold, number, percent
+from roundscope.tools.sweep.storage.frames import Axis, Frame
+
+LEVELS = 6  # the most values of an axis that a terminal shows
+RMS = {"out": "rms", **{g: f"{g}_rms" for g in GRADIENTS}}
+SPREAD = {"out": "log_rms_se", **{g: f"{g}_log_rms_se" for g in GRADIENTS}}
+ALIKE = 1.02  # the ratio of two errors up to which their order says nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """What one value of an axis does.
+
+    value    the value in words;  rms: the geometric mean of a result's rms over its cells
+    times    how many times as large it is as at the value with the least, and the ends of its 95 %
+             interval, over seeds or heads; None for that value
+    gain     the mean gain of the output over its cells, NaN if not known
+    """
+
+    value: str
+    rms: float
+    times: tuple[float, float, float] | None
+    gain: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfResult:
+    """What the axis that matters most for a result does to its error.
+
+    levels   values of the axis, the least and the largest among them;  share: as in `Effect`
+    """
+
+    result: str
+    axis: Axis
+    share: float
+    levels: list[Level]
+
+    @property
+    def most(self) -> Level:
+        """The value with the largest error."""
+        return max(self.levels, key=lambda x: x.rms)
+
+    @property
+    def least(self) -> Level:
+        """The value with the least."""
+        return min(self.levels, key=lambda x: x.rms)
+
+
+def levels(frame: Frame, axis: Axis, result: str = "out") -> list[Level]:
+    """Return some values of an axis, in its order: the least and the largest are among them."""
+    y = scaled(RMS[result], frame.metric(RMS[result]))
+    code, gain = frame.code(axis), frame.metric("gain" if result == "out" else f"{result}_gain")
+    usable = np.isfinite(y)
+    means = {int(c): float(y[usable & (code == c)].mean()) for c in np.unique(code[usable])}
+    if not means:
+        return []
+    least, most = min(means, key=lambda c: means[c]), max(means, key=lambda c: means[c])
+    found = []
+    for c in sorted({*chosen(frame, axis, usable, LEVELS), least, most}):
+        gains_here = gain[(code == c) & np.isfinite(gain)]
+        pair = usable & (code == c), usable & (code == least)
+        found.append(
+            Level(
+                value=axis.word(c),
+                rms=10.0 ** means[c],
+                times=None if c == least else _times(frame, result, y, *pair),
+                gain=float(gains_here.mean()) if gains_here.size else np.nan,
+            )
+        )
+    return found
+
+
+def of_results(frame: Frame) -> list[OfResult]:
+    """Return what the axes do to each result that a sweep has; [] without axes or gradients."""
+    found = []
+    for name in RMS if frame.axes else ():
+        of = shares(frame, RMS[name])
+        if of.cells and of.effects and (own := levels(frame, of.effects[0].axis, name)):
+            first = of.effects[0]
+            found.append(OfResult(result=name, axis=first.axis, share=first.share, levels=own))
+    return found if len(found) > 1 else []
+
+
+def words(found: list[OfResult]) -> list[str]:
+    """Return a line for each result: its axis, how much that explains, and its ends."""
+    lines = []
+    for x in found:
+        if x.most.times is None or x.most.rms <= ALIKE * x.least.rms:
+            lines.append(f"{x.result}: no axis changes its rms, {number(x.most.rms)}, by 2 %.")
+            continue
+        times, low, high = x.most.times
+        ends = "" if math.isnan(low) else f" [{number(low, 2)}, {number(high, 2)}]"
+        lines.append(
+            f"{x.result}: {x.axis.label} explains {percent(x.share)}; rms is {number(x.least.rms)}"
+            f" at {x.least.value} and {number(x.most.rms)} at {x.most.value},"
+            f" {number(times)}{ends} times it."
+        )
+    return lines
+
+
+def order_words(frame: Frame, found: list[OfResult]) -> str:
+    """Return for which gradients values of the main axis of out have another order; or ""."""
+    if not found:
+        return ""
+    axis = found[0].axis
+    out = _means(frame, axis, "out")
+    turned: dict[tuple[int, int], list[str]] = {}
+    for x in found[1:]:
+        own = _means(frame, axis, x.result)
+        pairs = [(a, b) for a in out for b in out if {a, b} <= own.keys() and out[a] > out[b]]
+        if against := {p: own[p[1]] / own[p[0]] for p in pairs if own[p[1]] > ALIKE * own[p[0]]}:
+            turned.setdefault(max(against, key=lambda p: against[p]), []).append(x.result)
+    told = []
+    for (a, b), results in turned.items():
+        of = {n: _means(frame, axis, n) for n in results}
+        more = listed([f"{n} is {fold(of[n][b] / of[n][a])}" for n in results])
+        told.append(
+            f"The order reverses in {listed(results)}: at {axis.label}={axis.word(b)}, against"
+            f" {axis.word(a)}, the error of {more}, and that of out smaller"
+        )
+    return ". ".join(told) + "." if told else ""
+
+
+def _means(frame: Frame, axis: Axis, result: str) -> dict[int, float]:
+    """Return the geometric mean of a result's rms at each value of an axis."""
+    y, code = scaled(RMS[result], frame.metric(RMS[result])), frame.code(axis)
+    usable = np.isfinite(y)
+    return {int(c): 10.0 ** float(y[usable & (code == c)].mean()) for c in np.unique(code[usable])}
+
+
+def _times(
+    frame: Frame, result: str, y: np.ndarray, cells: np.ndarray, least: np.ndarray
+) -> tuple[float, float, float] | None:
+    """Return the ratio of the errors of two values of an axis with its interval."""
+    own, other = _by_seed(frame, y, cells), _by_seed(frame, y, least)
+    apart = np.array([own[s] - other[s] for s in own if s in other])
+    if not apart.size:
+        return None
+    mean, half = mean_interval(apart)
+    if math.isnan(half):
+        half = _over_heads(frame, result, cells, least)
+    return 10.0**mean, 10.0 ** (mean - half), 10.0 ** (mean + half)
+
+
+def _over_heads(frame: Frame, result: str, cells: np.ndarray, least: np.ndarray) -> float:
+    """Return half of the 95 % interval of a difference of log10 rms by the scatter of heads.
+
+    The heads are the same in both, so that it is rather too wide. NaN where a cell has one head.
+    """
+    spread, heads = frame.metric(SPREAD[result]), frame.rows.column("N").astype(float)
+    squares = [float((spread[x] ** 2).mean()) for x in (cells, least)]
+    free = float(heads[cells | least].min()) - 1.0
+    if free < 1.0:
+        return math.nan
+    return float(stdtrit(free, 0.975)) * math.sqrt(sum(squares)) / math.log(10.0)
+
+
+def _by_seed(frame: Frame, y: np.ndarray, cells: np.ndarray) -> dict[int, float]:
+    """Return the mean of numbers over the cells of each seed, of some cells."""
+    seeds, place = np.unique(frame.seeds()[cells], return_inverse=True)
+    means = np.bincount(place, y[cells]) / np.bincount(place)
+    return dict(zip(seeds.tolist(), means.tolist(), strict=True))
