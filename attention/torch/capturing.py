@@ -220,7 +220,7 @@ class Recorder:
         steps = ran if self.steps is None else [n for n in self.steps if n in ran]
         idle = [(x, n) for x in layers for n in steps if (n, x.number) not in kept]
         words += [f"layer {x.number} ({x.name}) did not run in forward pass {n}" for x, n in idle]
-        if self.steps is not None and self.step >= 1 and not late:
+        if self.steps == (0,) and self.step >= 1:
             kept_passes = len({step for step, *_ in self.records})
             words.append(
                 f"{kept_passes} of {self.step + 1} forward passes kept (steps=None keeps all)"
