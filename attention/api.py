@@ -106,7 +106,7 @@ def attend(
     k: Array,
     v: Array,
     *,
-    plan: Plan | str | HeadPlans,
+    plan: Plan | str | HeadPlans | None = None,
     block_q: int = 128,
     block_k: int = 128,
     scale: float | None = None,
@@ -134,7 +134,8 @@ def attend(
             array of floats. Types narrower than float32 are converted exactly.
         k: Keys (B, S, G, H), where G divides N: heads of q share heads of k in groups, in order.
         v: Values (B, S, G, Hv).
-        plan: A `Plan`, or the name of a preset, such as "fa2-bf16". Under JAX it can also be
+        plan: A `Plan`, or the name of a preset, such as "fa2-bf16". There is no default: without
+            one a TypeError says what to give. Under JAX it can also be
             `roundscope.head_plans([...])`, which has one plan for each head as data. "pallas" is
             compiled for these plans and runs heads with equal plans together; there they may not
             be an argument of a jitted function.
@@ -286,7 +287,7 @@ def examine(
     v: Array,
     do: Array | None = None,
     *,
-    plan: Plan | str | Sequence[Plan | str],
+    plan: Plan | str | Sequence[Plan | str] | None = None,
     block_q: int = 128,
     block_k: int = 128,
     scale: float | None = None,

@@ -209,7 +209,8 @@ def _held_by(setup: Setup, site: Site, dtype: Any, wide: Any) -> Any:
 
 REFUSED = (
     "attend: its derivative is the emulated backward, of which there is no derivative; use"
-    " jax.grad, jax.vjp or jax.jacrev once, without jax.hessian, jax.jvp or a second jax.grad"
+    " jax.grad, jax.vjp or jax.jacrev once, without jax.hessian, jax.jvp or a second jax.grad."
+    " For those of attention without roundings take jax.nn.dot_product_attention in float64"
 )
 
 

@@ -40,6 +40,7 @@ def study_of(
     from roundscope.experiments.papers.stability_2405_02803 import long
     from roundscope.experiments.papers.stability_2405_02803 import study as stability
     from roundscope.experiments.questions.alarm import study as alarm
+    from roundscope.experiments.questions.fp4_rules import study as fp4_rules
     from roundscope.experiments.questions.lowbit import study as lowbit
 
     asked: dict[str, Callable[[bool], Study[Any]]] = {
@@ -53,6 +54,7 @@ def study_of(
         catalogue.FA4.name: fa4.asked,
         catalogue.TWO_LEVEL.name: two_level.asked,
         catalogue.ALARM.name: alarm.asked,
+        catalogue.FP4_RULES.name: fp4_rules.asked,
         catalogue.LOWBIT.name: lowbit.asked,
     }
     return asked[name](quick)

@@ -25,6 +25,7 @@ ARGUMENTS = {
     "nothing": {},
     "softcap": {"softcap": 1.5},
     "sinks": {"sinks": np.array([0.7, -0.9])},
+    "bias": {"bias": DRAW.standard_normal((2, 9, 11))},
     "window": {"window": 3},
     "mask": {"mask": MASK},
     "causal": {"is_causal": True},
@@ -46,8 +47,14 @@ REFUSED = {  # the kernels of these plans have no such feature, or cannot take t
         *("qiu-yao-eager", "qiu-yao-compiled", "jax-xla", "sage-int8"),
     },
     "negative": {"sdpa-math"},
+    "bias": {
+        *("fa2", "fa2-split", "fa3", "fa3-e4m3", "fa4-hopper", "fa4-bf16", "fa4-fp8"),
+        *("fa4-fp8-offset4", "fa4-fp8-threshold0", "cudnn", "cudnn-split", "cudnn-fp8"),
+        *("cudnn-fp8-s256", "qiu-yao-eager", "qiu-yao-compiled", "pallas-mha", "sage-int8"),
+        *("tokamax-mosaic", "tokamax-mosaic-stale", "triton-tutorial"),
+    },
 }
-REFUSED["all"] = set().union(*REFUSED.values())
+REFUSED["all"] = set().union(*(names for n, names in REFUSED.items() if n != "bias"))
 
 
 @pytest.mark.parametrize("argument", ARGUMENTS)
