@@ -118,7 +118,7 @@ def backward(
                 def compute() -> tuple[AnySums, Seen]:
                     operands = Operands(x.q, y.k, y.v, x.do, x.lse, x.delta)
                     given = operands, before
-                    sites = _OPERANDS, _SUMS
+                    sites = _OPERANDS, (_SUMS if y.bias is None else (*_SUMS, Site.DBIAS))
                     return computed(ops, setup, tile, _step, given, sites, sink, x.bias)
 
                 taken = None if part.takes is None else part.takes(*bounds(setup, i, j))
