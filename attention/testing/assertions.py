@@ -34,6 +34,7 @@ from roundscope.attention.testing.reference import reference
 from roundscope.emu.errors import unknown
 from roundscope.emu.numbers import check_count, check_real, check_truth, listed
 from roundscope.emu.shown import shown, tidy
+from roundscope.emu.stats.comparison import share_words
 from roundscope.emu.testing.arrays import assert_bit_equal
 
 SHOWN = 8  # reasons in a message
@@ -192,11 +193,11 @@ def message(name: str, compared: Comparison) -> str:
     reasons = compared.worst()
     more = len(reasons) - SHOWN
     lines = [f"{name} is not as good as {compared.plan}:", *(f"  {r}" for r in reasons[:SHOWN])]
-    if compared.suspect:
-        lines.insert(2, f"  {compared.suspect}")
+    if compared.cause:
+        lines[0] = f"{name} is not as good as {compared.plan}: {compared.cause}."
     if more > 0:
         lines.append(f"  and {more} more")
-    shares = ", ".join(f"{share:.4f} of {n}" for n, share in compared.equal.items())
+    shares = ", ".join(f"{share_words(share, 4)} of {n}" for n, share in compared.equal.items())
     lines.append(f"  bits equal to the plan's: {shares}; {compared.heads} heads compared")
     return "\n".join(lines)
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from roundscope.attention.testing import errors as of
 from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.attention.testing.causes import of_output
 from roundscope.attention.testing.errors import STATISTICS, Errors, Gross, Margins, Pair
 from roundscope.attention.testing.exact import RESULTS
 from roundscope.attention.testing.foreign.user import Kernel, Unavailable
@@ -160,6 +161,8 @@ class Comparison:
         findings: Every question with its answer.
         gross: Heads whose errors no order of additions explains.
         suspect: Which mistake in the code explains the grossest of them, in words; "" if none does.
+        other: Which other arithmetic or place explains the output, in words; "" if none does.
+        left_out: The kinds of inputs that were not drawn, since a gross failure came before.
         sums: The largest error of L, the logarithm of the row sums, of the kernel and of the plan,
             by the kind of inputs, if the kernel returns L.
         raised: The error that the kernel raised on a kind of inputs, by the kind, in words.
@@ -174,6 +177,8 @@ class Comparison:
     findings: list[Finding] = field(default_factory=list)
     gross: list[Gross] = field(default_factory=list)
     suspect: str = ""
+    other: str = ""
+    left_out: list[str] = field(default_factory=list)
     sums: dict[str, tuple[float, float]] = field(default_factory=dict)
     raised: dict[str, str] = field(default_factory=dict)
     equal: dict[str, float] = field(default_factory=dict)
@@ -191,6 +196,11 @@ class Comparison:
     def is_fine(self) -> bool:
         """True if nothing says that the kernel is worse than the plan."""
         return not self.gross and not self.alarms and not self.raised
+
+    @property
+    def cause(self) -> str:
+        """What explains a failure, in words: a mistake in the code, or another arithmetic."""
+        return self.suspect or self.other
 
     @property
     def undecided(self) -> int:
@@ -237,6 +247,7 @@ def compare(
     unit: float,
     false_alarm: float = FALSE_ALARM,
     stop: bool = True,
+    stop_gross: bool = False,
     is_sequential: bool = True,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Comparison:
@@ -253,6 +264,7 @@ def compare(
         false_alarm: The probability that a kernel as good as the plan fails.
         stop: Whether the first failure ends the comparison, if it is sequential. An error that the
             kernel raises is a failure of these inputs if not, and else leaves the comparison.
+        stop_gross: Whether a gross failure ends the comparison, after its draw.
         is_sequential: Whether the comparison ends as soon as every question is answered. Otherwise
             all draws are made, and judged once.
         tell: Called with words that say what runs.
@@ -263,6 +275,7 @@ def compare(
     pairs = {kind: _Pairs() for kind in kinds}
     level = level_of(false_alarm, len(kinds), draws if is_sequential else 1)
     bits: dict[str, list[float]] = {}
+    is_explained = False
     for look in range(draws):
         asked = [k for k, p in pairs.items() if p.is_open or not is_sequential]
         for kind in (k for k in asked if k not in answer.raised):
@@ -295,10 +308,19 @@ def compare(
                 answer.suspect = suspected(x, own, theirs, found)
             pairs[kind].findings = list(_findings(pairs[kind], kind, margins, level))
             answer.findings = [f for p in pairs.values() for f in p.findings]
+            bad = {g.result for g in answer.gross} | {f.result for f in answer.alarms}
+            if "out" in bad and not is_explained:
+                is_explained = True
+                answer.other = "" if answer.suspect else of_output(x, own, theirs, plan)
             if stop and not answer.is_fine:
+                break
+            if stop_gross and answer.gross:
+                answer.left_out = [k for k in kinds if not pairs[k].findings]
                 break
         answer.looks = look + 1
         are_open = (p.is_open for kind, p in pairs.items() if kind not in answer.raised)
+        if stop_gross and answer.gross:
+            break
         if (is_sequential and not any(are_open)) or (stop and not answer.is_fine):
             break
     answer.equal = {name: float(np.mean(shares)) for name, shares in bits.items()}

@@ -89,15 +89,20 @@ def explained(x: Inputs, own: Outputs, theirs: Outputs, result: str, at: tuple[i
         if not np.isfinite(got).all():
             return _overflow(right, got, rows)
         limit = AS_NEAR * max(_apart(plan, right.out), 2.0**-9)
-        far, near = _apart(got, right.out), []
-        for words, out in _suspects(x, entry, heads, rows, right):
-            apart = _apart(got, out)
-            if apart <= limit and apart * NEARER <= far:
-                near.append((apart, words))
-        if not near:
-            return ""
-        apart, words = min(near, key=lambda pair: pair[0])
-        return f"the output is what attention with {words} gives, to {apart:.2%}"
+        far = _apart(got, right.out)
+        for suspects in (
+            _suspects(x, entry, heads, rows, right),
+            _two_at_once(x, entry, heads, rows),
+        ):
+            near = [(_apart(got, out), words) for words, out in suspects]
+            near = [pair for pair in near if pair[0] <= limit and pair[0] * NEARER <= far]
+            if near:
+                least = min(apart for apart, _ in near)
+                # with few tokens several mistakes are the same one
+                same = [words for apart, words in near if apart <= least * (1.0 + 1e-9)]
+                words = " (or, the same here, ".join(same[:2]) + ")" * (len(same) > 1)
+                return f"the output is what attention with {words} gives, to {least:.2%}"
+        return ""
 
 
 def _apart(a: np.ndarray, b: np.ndarray) -> float:
@@ -174,6 +179,22 @@ def _suspects(
     yield from _of_tiles(x, rows, right)
 
 
+def _two_at_once(
+    x: Inputs, entry: int, heads: np.ndarray, rows: np.ndarray
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the output of another argument and another edge of the causal mask together."""
+    if not x.is_causal:
+        return
+    for words, wrong in _other_calls(x):
+        if wrong.is_causal:
+            both = _rows(wrong, entry, heads, rows)
+            for more, sees in _other_masks(wrong, rows):
+                if "tile" not in more:
+                    yield f"{words}, and {more}", replace(both, sees=sees(both.sees)).out
+            full = replace(wrong, is_causal=False)
+            yield f"{words}, and no causal mask", _rows(full, entry, heads, rows).out
+
+
 def _other_calls(x: Inputs) -> Iterator[tuple[str, Inputs]]:
     """Yield calls with one argument that is not the caller's."""
     h = x.q.shape[3]
@@ -185,7 +206,7 @@ def _other_calls(x: Inputs) -> Iterator[tuple[str, Inputs]]:
         other: Alignment = "top-left" if x.alignment == "bottom-right" else "bottom-right"
         yield f"a causal mask aligned {other}", replace(x, alignment=other)
     scales = {
-        f"the scale 1 / {h}, that is 1 / H in place of {x.scale:.4g}": 1 / h,
+        f"the scale 1 / H = 1 / {h} in place of {x.scale:.4g}": 1 / h,
         f"no scale, that is 1 in place of {x.scale:.4g}": 1.0,
         f"the scale 1 / sqrt({h}) in place of {x.scale:.4g}": h**-0.5,
         f"the scale {x.scale:.4g} applied twice": x.scale**2,

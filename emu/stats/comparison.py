@@ -61,6 +61,17 @@ class Lost:
         )
 
 
+def share_words(share: float, digits: int = 6) -> str:
+    """Return a share between 0 and 1 in decimal, in which only a share of 1 reads as 1.
+
+    Example:
+        >>> share_words(1.0), share_words(131066 / 131072), share_words(1.0 - 1e-9)
+        ('1.000000', '0.999954', '0.999999')
+    """
+    most = 1.0 if share >= 1.0 else 1.0 - 10.0**-digits
+    return f"{min(share, most):.{digits}f}"
+
+
 def agree(own: np.ndarray, want: np.ndarray) -> np.ndarray:
     """Return where two arrays have the same number, or both NaN."""
     own, want = np.asarray(own), np.asarray(want)

@@ -51,8 +51,8 @@ def test_as_good_as_the_plan(asked: Asked, family: str, call: str, results: str)
     reasons = [g.sentence for g in compared.gross if g.result in names]
     reasons += [f.sentence for f in compared.alarms if f.result in names]
     if reasons:
-        cause = [compared.suspect] if compared.suspect else []
-        pytest.fail("\n".join(["Not as good as the plan:", *cause, *reasons]), pytrace=False)
+        cause = f" {compared.cause}." if compared.cause else ""
+        pytest.fail("\n".join([f"Not as good as the plan:{cause}", *reasons]), pytrace=False)
 
 
 def _questions(names: Callable[[bool], Iterator[str] | tuple[str, ...]]) -> pytest.MarkDecorator:

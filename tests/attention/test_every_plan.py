@@ -98,6 +98,7 @@ TOGETHER = [
     "fp32 exp=base2 log2_e=scale scaled_queries=true fused_exponent=true lse_base2=true",
     "fp32 exp=base2 log2_e=scores scaled_queries=true unfused=true saved_p=true",
     "fp32 smoothed_keys=true unfused=true",
+    "fp32 inputs_again=true lse_again=true do_apart=true hadamard=true",
 ]
 
 
@@ -109,7 +110,7 @@ def test_words_compute_attention_together(words):
     plan, told = plan_of(iter(words.split(" ", 1)))
     assert told == words
     calls = [PLAIN, replace(PLAIN, scale=0.3, is_causal=True)]
-    if "CENTRED" not in words and "lse_base2" not in words and "smoothed" not in words:
+    if not any(word in words for word in ("CENTRED", "lse_base2", "smoothed", "hadamard")):
         calls.append(replace(PLAIN, scale=1.7, sinks=np.array([0.7, -0.9])))
     assert [x for call in calls for x in wrong(plan, call)] == []
 

@@ -102,7 +102,7 @@ def of_meaning() -> Iterator[Fault]:
         name="scale 1/H",
         x=x,
         outputs=ran(replace(x, scale=1 / WIDTH)),
-        says=("scale = 1/32", "fa2-bf16"),
+        says=("scale = 1 / H = 1/32", "fa2-bf16"),
     )
     yield Fault(
         name="softcap forgotten",

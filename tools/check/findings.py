@@ -9,6 +9,7 @@ from roundscope.attention.testing.comparison import Comparison, Finding, State
 from roundscope.attention.testing.errors import Margins
 from roundscope.tools.check.options import CheckOptions
 from roundscope.tools.identify.identify import Identified, Kind
+from roundscope.tools.report.wording import listed
 
 BITS = "the arithmetic of its bits"  # the name of the one case of the explanation
 OF = {"envelope": ("rms", "row"), "bias": ("gain", "mean")}
@@ -32,6 +33,7 @@ class Findings:
     asked        what was asked
     cases        every question with its answer
     compared     the comparison with the plan; None if neither envelope nor bias was asked for
+    search       the search for the arithmetic of its bits; None if there was none
     notes        what the reader must know
     seconds      how long it took
     """
@@ -41,6 +43,7 @@ class Findings:
     asked: CheckOptions
     cases: list[Case] = field(default_factory=list)
     compared: Comparison | None = None
+    search: Identified | None = None
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -63,7 +66,7 @@ class Findings:
         """The answer as one sentence; before it, the numbers that are not finite, if any."""
         if self.is_fine:
             return f"{self.name} is as good as {self.asked.plan}{self._how_good()}."
-        tests = dict.fromkeys(case.test for case in self.failed)
+        tests = [test for test in QUESTIONS if any(c.test == test for c in self.failed)]
         words = {
             "envelope": "it is less exact",
             "bias": "it is biased",
@@ -71,15 +74,46 @@ class Findings:
             "invariance": "its results depend on how it is called",
             "edges": "it fails at edges",
         }
-        reasons = "; ".join(words[test] for test in tests)
-        said = f"{self._lost()}{self.name} is not as good as {self.asked.plan}: {reasons}."
-        suspect = self.suspect
-        return f"{said} {suspect[:1].upper()}{suspect[1:]}." if suspect else said
+        begin = f"{self._lost()}{self.name} is not as good as {self.asked.plan}: "
+        if not self.cause:
+            return f"{begin}{'; '.join(words[test] for test in tests)}."
+        first = [test for test in tests if test in OF]
+        after = [test for test in tests if test not in first and test != "explanation"]
+        said = f"{begin}{self.cause}."
+        if first:
+            reasons = "; ".join(words[test] for test in first)
+            said += f" {reasons[:1].upper()}{reasons[1:]}."
+        if first and after:  # what one mistake breaks elsewhere is no second one
+            said += f" It also fails {listed(after)}, which may follow from that."
+        elif after:
+            reasons = "; ".join(words[test] for test in after)
+            said += f" {reasons[:1].upper()}{reasons[1:]}."
+        return said
 
     @property
     def suspect(self) -> str:
         """Which mistake in the code explains a gross failure, in words; "" if none is known."""
         return "" if self.compared is None else self.compared.suspect
+
+    @property
+    def explained(self) -> Identified | None:
+        """The search, if it found what the kernel does that the claimed plan does not."""
+        if self.search is None or not self.search.cause:
+            return None
+        return None if self.search.is_plan(self.asked.reference().plan) else self.search
+
+    @property
+    def cause(self) -> str:
+        """What explains a failure, in words: a mistake in the code, or another arithmetic.
+
+        The search knows more roundings, and whole meanings of a call; a mistake that explains a
+        gross failure comes first.
+        """
+        if self.suspect:
+            return self.suspect
+        if self.explained is not None:
+            return self.explained.cause
+        return "" if self.compared is None else self.compared.other
 
     def _lost(self) -> str:
         """Return the first numbers that are not finite as a sentence, with the inputs of all."""
@@ -98,8 +132,8 @@ class Findings:
         if self.compared is not None:
             kinds = len({f.inputs for f in self.compared.findings})
             parts.append(
-                f"as exact and no more biased on {self.compared.heads} heads of {kinds} kinds of"
-                " inputs"
+                f"as exact and no more biased on {self.compared.heads} heads of {kinds}"
+                f" {'kind' if kinds == 1 else 'kinds'} of inputs"
             )
         edges = self.of("edges")
         right = sum(c.answer is Answer.PASS for c in edges)
@@ -182,8 +216,11 @@ def _shown(f: Finding) -> str:
     return f"{f.statistic} {f.kernel:+.2g}, plan {f.plan:+.2g}"
 
 
-def of_search(found: Identified) -> Case:
-    """Return the case of the search for a plan that gives the kernel's bits, in every head."""
+def of_search(found: Identified, where: str) -> Case:
+    """Return the case of the search for a plan that gives the kernel's bits, in every head.
+
+    where: the tensors on which it was looked for, in words; "" for those of a file
+    """
     answer = {
         Kind.SAME: Answer.PASS,
         Kind.NEAR: Answer.NOTE,
@@ -198,6 +235,6 @@ def of_search(found: Identified) -> Case:
         test="explanation",
         name=BITS,
         answer=answer,
-        sentence=found.verdict + more,
+        sentence=f"{where}: {found.verdict}{more}" if where else found.verdict + more,
         seconds=found.seconds,
     )

@@ -17,9 +17,11 @@ from roundscope.attention.testing.cases import Answer
 from roundscope.attention.testing.comparison import Comparison, Finding, State
 from roundscope.attention.testing.errors import Margins
 from roundscope.attention.testing.exact import RESULTS
+from roundscope.emu.stats.comparison import share_words
 from roundscope.tools.check.findings import MARGINS, QUESTIONS, Findings
 from roundscope.tools.check.options import CheckOptions, call_of, command_of
 from roundscope.tools.identify.adapters import plain_name
+from roundscope.tools.identify.identify import Identified, Kind
 from roundscope.tools.report.model import (
     Case,
     Cell,
@@ -237,7 +239,7 @@ def _sizes(compared: Comparison) -> list[Part]:
         cells[place] = Cell(f"{f.kernel:.2e} {ratio:7.3g}", "bad" if place in bad else "")
     kinds = dict.fromkeys(f.inputs for f in sizes)
     rows = [(kind, *(cells.get((kind, name), "") for name in names)) for kind in kinds]
-    equal = ("share of equal bits", *(f"{compared.equal[name]:.6f}" for name in names))
+    equal = ("share of equal bits", *(share_words(compared.equal[name]) for name in names))
     title = "relative rms error, and how many times the plan's"
     return [Table(("inputs", *names), [*rows, equal], title=title)]
 
@@ -260,6 +262,14 @@ def next_step(found: Findings) -> tuple[str, str]:
     if found.suspect:
         return (
             f"Next: look there in the code: {found.suspect}. After the repair, check again",
+            again,
+        )
+    if found.explained is not None:
+        return _next_explained(found, found.explained)
+    if found.cause:
+        return (
+            f"Next: look there in the code: {found.cause}. If the kernel means it, claim that with"
+            " --claims and --set. Else repair it and check again",
             again,
         )
     if "explanation" in tests:
@@ -287,6 +297,22 @@ def next_step(found: Findings) -> tuple[str, str]:
         + (f" --head {asked.head}" if asked.head else "")
     )
     return (LOOK, f"roundscope identify {quote(asked.source)}{call} --budget {LONG}")
+
+
+def _next_explained(found: Findings, search: Identified) -> tuple[str, str]:
+    """Return what to do next about a kernel whose numbers the search has explained."""
+    asked, again = found.asked, command_of(found.asked)
+    out = search.whole.counts["out"]
+    if search.kind is Kind.MEANING or (out.gathered and out.gathered.factor):
+        return (
+            f"Next: look there in the code: {search.cause}. After the repair, check again",
+            again,
+        )
+    claims = replace(asked, claims=search.base, changes=search.words)
+    return (
+        f"Next: look at that in the code: {search.cause}. If the kernel means it, claim it",
+        command_of(claims),
+    )
 
 
 def _assertion(asked: CheckOptions) -> str:

@@ -163,6 +163,7 @@ def comparison(
         unit=UNITS[asked.dtype],
         false_alarm=asked.false_alarm,
         stop=False,
+        stop_gross=True,
         tell=tell,
     )
 
@@ -178,10 +179,16 @@ def _of_kernel(asked: CheckOptions, tell: Tell) -> Findings:
         others, refused = taken_kinds(function, asked)
         if refused:
             found.notes.append(f"It does not take these calls: {'; '.join(refused)}.")
-        found.compared = comparison(function, asked, [*kinds(asked.is_causal), *others], tell)
+        every = [*kinds(asked.is_causal), *others]
+        found.compared = comparison(function, asked, every, tell)
         found.cases += _compared(found.compared, asked)
+        if left := found.compared.left_out:
+            found.notes.append(
+                f"The first gross failure ended the draws: {len(left)} of {len(every)} kinds of"
+                " inputs were not asked about."
+            )
     if "explanation" in asked.tests:
-        found.cases.append(_explained(function, asked, tell, found.notes))
+        found.cases.append(_explained(function, asked, tell, found))
     modes = (True, False) if asked.is_causal is None else (asked.is_causal,)
     if "invariance" in asked.tests:
         tell("invariance")
@@ -247,8 +254,9 @@ def _real(asked: CheckOptions, is_causal: bool) -> Inputs:
     return Inputs(q=q, k=k, v=v, do=do, scale=scale, is_causal=is_causal)
 
 
-def _explained(function: Kernel, asked: CheckOptions, tell: Tell, notes: list[str]) -> Case:
+def _explained(function: Kernel, asked: CheckOptions, tell: Tell, found: Findings) -> Case:
     """Look for the plan of the kernel's bits on real tensors, or else on drawn ones."""
+    notes, tensors = found.notes, "the shipped tensors"
     is_causal = asked.is_causal is not False
     x = _real(asked, is_causal)
     try:
@@ -263,25 +271,30 @@ def _explained(function: Kernel, asked: CheckOptions, tell: Tell, notes: list[st
             " arithmetic was looked for on drawn tensors."
         )
         x = drawn(asked, f"gaussian, {'causal' if is_causal else 'full'}", 0)
+        tensors = "drawn tensors"
         try:
             outputs = function(x)
         except Exception as again:  # it took them before
             sentence = f"It raised an error on these inputs: {raised(again)}."
             return Case(test="explanation", name=BITS, answer=Answer.FAIL, sentence=sentence)
-    return _searched(x, outputs, asked, tell)
+    batch, tokens, heads, features = x.q.shape
+    where = f"On {tensors} ({batch * heads} heads of {features} features, {tokens} tokens)"
+    return _searched(x, outputs, asked, tell, found, where)
 
 
-def _searched(x: Inputs, outputs: Outputs, asked: CheckOptions, tell: Tell) -> Case:
+def _searched(
+    x: Inputs, outputs: Outputs, asked: CheckOptions, tell: Tell, found: Findings, where: str = ""
+) -> Case:
+    """Return the case of the search; where a mistake in the code is known, structures alone."""
     with np.errstate(all="ignore"):
-        return of_search(
-            identify(
-                x,
-                outputs,
-                lambda text: tell(f"explanation: {text}"),
-                asked.budget,
-                head=asked.head,
-            )
+        found.search = identify(
+            x,
+            outputs,
+            lambda text: tell(f"explanation: {text}"),
+            0 if found.suspect else asked.budget,
+            head=asked.head,
         )
+    return of_search(found.search, where)
 
 
 def edge_cases(
@@ -359,7 +372,7 @@ def _of_file(path: Path, asked: CheckOptions, tell: Tell) -> Findings:
         )
         found.cases += _compared(found.compared, asked)
     if "explanation" in asked.tests:
-        found.cases.append(_searched(inputs[0], outputs[0], asked, tell))
+        found.cases.append(_searched(inputs[0], outputs[0], asked, tell, found))
     sentence = "A file has no kernel to call."
     for test in ("invariance", "edges"):
         if test in asked.tests:

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.emu.stats.comparison import share_words
 from roundscope.tools.identify import operations
-from roundscope.tools.identify.compare import Counted, Nearness
-from roundscope.tools.identify.identify import ROWS, Identified, Kind, Part, identify
+from roundscope.tools.identify.compare import ROWS, Counted, Nearness, Part
+from roundscope.tools.identify.identify import Identified, Kind, identify
 from roundscope.tools.identify.options import IdentifyOptions
 from roundscope.tools.identify.probes.kernel import Probed, probed
 from roundscope.tools.identify.reading import Call, read
@@ -110,12 +111,13 @@ def document(call: Call, found: Identified) -> dict[str, Any]:
         "meaning": _meaning(found),
         "compared": found.whole.about,
         "numbers": {n: _numbers(c) for n, c in found.whole.counts.items()},
-        "equal": {n: p.near.equal for n, p in found.parts.items()},
+        "equal": {n: c.equal for n, c in found.whole.counts.items()},
         "parts": {n: _part(p) for n, p in found.parts.items()},
+        "parts_of": {"batch": 0, "key_head": call.head},
         "errors": _errors(found),
         "forward": _search(found.forward),
         "backward": None if found.backward is None else _search(found.backward),
-        "notes": found.notes,
+        "notes": [*call.notes, *found.notes],
         "probes": [_probe(p) for p in found.probes],
         "seconds": round(found.seconds, 1),
     }
@@ -153,6 +155,7 @@ def _numbers(c: Counted) -> dict[str, Any]:
     return {
         "of": c.of,
         "differ": c.differ,
+        "equal": c.equal,
         "heads": len(c.heads),
         "heads_that_differ": [list(place) for place in c.wrong],
         "first": None if c.first is None else dict(zip(PLACE, c.first, strict=True)),
@@ -218,9 +221,11 @@ def show(call: Call, found: Identified, screen: Any) -> None:
         f"nearest plan: {found.base}" + "".join(f"\n  --set {word}" for word in found.words),
         f"keys: {tiles}" + (queries if found.backward else ""),
         (
-            f"errors, relative to the exact result: the kernel {found.errors.kernel:.3g}, the plan"
-            f" {found.errors.plan:.3g}; the kernel from the plan {found.errors.between:.3g}"
+            f"errors of this head, relative to the exact result: the kernel"
+            f" {found.errors.kernel:.3g}, the plan {found.errors.plan:.3g}; the kernel from the"
+            f" plan {found.errors.between:.3g}"
         ),
+        *call.notes,
         *found.notes,
         *(p.words for p in found.probes),
     ]
@@ -246,17 +251,19 @@ def _tables(found: Identified, screen: Any) -> None:
 
 
 def _parts(found: Identified) -> Any:
-    t = table("")
+    t = table(f"the nearest plan in all heads: {found.whole.about}")
     for name in (
         "result",
         "equal bits",
+        "differ",
         "where not: mean ulps",
         "at most one ulp",
         f"rows that differ, by {ROWS}",
     ):
         t.add_column(name, justify="left" if name == "result" or "rows" in name else "right")
-    for name, p in found.parts.items():
-        t.add_row(name, f"{p.near.equal:.6f}", *(("", "", "") if p.near.equal == 1.0 else _rest(p)))
+    for name, c in found.whole.counts.items():
+        rest = _rest(c.part) if c.differ else ("", "", "")
+        t.add_row(name, share_words(c.equal), f"{c.differ:,}", *rest)
     return t
 
 
@@ -266,7 +273,7 @@ def _rest(p: Part) -> tuple[str, str, str]:
     return (
         f"{-p.near.distance:.3g}",
         f"{100 * p.one:.1f}%",
-        ", ".join(f"{lo}: {share:.4f}" for lo, share in sorted(least)) + more,
+        ", ".join(f"{lo}: {share_words(share, 4)}" for lo, share in sorted(least)) + more,
     )
 
 
@@ -276,5 +283,7 @@ def _steps_table(title: str, steps: Steps) -> Any:
     t.add_column("equal bits", justify="right")
     t.add_column("mean ulps where not", justify="right")
     for what, near in steps:
-        t.add_row(what, f"{near.equal:.6f}", "" if near.equal == 1.0 else f"{-near.distance:.3g}")
+        t.add_row(
+            what, share_words(near.equal), "" if near.equal == 1.0 else f"{-near.distance:.3g}"
+        )
     return t

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from roundscope.attention.testing.calls import Inputs, Outputs
-from roundscope.emu.stats.comparison import Lost, agree, deviations, lost
+from roundscope.attention.testing.gathered import Gathered, gathered
+from roundscope.emu.stats.comparison import Lost, agree, deviations, lost, share_words
 from roundscope.tools.errors import UsageError
 from roundscope.tools.identify.candidates import Candidate, emulated, options_of
 from roundscope.tools.identify.reading import of_key_head
@@ -28,7 +29,7 @@ class Nearness:
     distance: float
 
     def __str__(self) -> str:
-        return f"{self.equal:.6f} of the bits, {-self.distance:.3g} ulps apart where not"
+        return f"{share_words(self.equal)} of the bits, {-self.distance:.3g} ulps apart where not"
 
 
 def nearness(got: np.ndarray, want: np.ndarray) -> Nearness:
@@ -58,12 +59,40 @@ def where_rows_differ(got: np.ndarray, want: np.ndarray, tile: int) -> list[tupl
 
     The arrays are (B, T, N, H); `tile` is the number of rows of a tile.
     """
-    same = (got == want).mean(axis=(0, 2, 3))
+    same = agree(got, want).mean(axis=(0, 2, 3))
     parts = [(lo, float(same[lo : lo + tile].mean())) for lo in range(0, same.size, tile)]
     return [part for part in parts if part[1] < 1.0]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The comparison of one result with that of the nearest plan.
+
+    near     how near they are
+    one      the share, among the numbers that differ, of those that are at most one ulp apart
+    rows     (first row, share of equal numbers) of each tile of rows that is not wholly equal
+    """
+
+    near: Nearness
+    one: float
+    rows: list[tuple[int, float]]
+
+
+def part_of(got: np.ndarray, want: np.ndarray) -> Part:
+    """Return the comparison of a plan's result with the kernel's, both (B, T, N, H)."""
+    near, apart = nearness(got, want), ~agree(got, want)
+    ulp = ulps(want[apart])
+    with np.errstate(invalid="ignore"):
+        one = np.abs(got[apart].astype(np.float64) - want[apart]) <= ulp
+    return Part(
+        near=near,
+        one=float(one.mean()) if one.size else 1.0,
+        rows=where_rows_differ(got, want, ROWS),
+    )
+
+
 SHOWN = 6  # heads that are named
+ROWS = 64  # rows of the tiles whose differences are reported
 GRADIENTS = ("dq", "dk", "dv")
 
 
@@ -80,6 +109,8 @@ class Counted:
              two is not finite
     strange  the kernel's numbers that are not finite
     lost     those that are not finite where the plan's are, or the other way round
+    part     how near the two are, in all heads
+    gathered where most of the numbers that differ are, if that is one place
     """
 
     name: str
@@ -90,6 +121,13 @@ class Counted:
     most: float
     strange: Lost
     lost: int
+    part: Part
+    gathered: Gathered | None = None
+
+    @property
+    def equal(self) -> float:
+        """The share of equal numbers, in all heads."""
+        return 1.0 - self.differ / self.of if self.of else 1.0
 
     @property
     def wrong(self) -> list[tuple[int, int]]:
@@ -120,6 +158,7 @@ class Counted:
         return (
             f"{self.differ:,} of {self.of:,} numbers of {self.name}"
             f" {'differs' if self.differ == 1 else 'differ'}{where}, first at {at}; {size}"
+            + (f"; {self.gathered.words}" if self.gathered else "")
         )
 
 
@@ -213,6 +252,7 @@ def _counted(name: str, got: np.ndarray, want: np.ndarray, used: np.ndarray) -> 
         most = float((np.abs(deviations(a, w)) / ulps(w)).max())
     kept = np.where(used[..., None], want, 0.0)
     strange = lost(kept)
+    plain = np.where(used[..., None], got, 0.0)
     return Counted(
         name=name,
         of=int(used.sum()) * want.shape[3],
@@ -221,5 +261,7 @@ def _counted(name: str, got: np.ndarray, want: np.ndarray, used: np.ndarray) -> 
         first=first,
         most=most,
         strange=strange,
-        lost=lost(kept, np.where(used[..., None], got, 0.0)).count,
+        lost=lost(kept, plain).count,
+        part=part_of(plain, kept),
+        gathered=gathered(plain, kept, apart),
     )

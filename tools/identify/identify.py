@@ -14,18 +14,17 @@ from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.emu import round_to
 from roundscope.emu.roundings.modes import BF16, FP16
-from roundscope.emu.stats.comparison import relative_rms
+from roundscope.emu.stats.comparison import relative_rms, share_words
 from roundscope.events.plan import half
 from roundscope.tools.identify import low_bits, search, trial
-from roundscope.tools.identify.candidates import PRESETS, Candidate, emulated, options_of
+from roundscope.tools.identify.candidates import PRESETS, Candidate, cast_of, emulated, options_of
 from roundscope.tools.identify.compare import (
     GRADIENTS,
-    Nearness,
+    Part,
     Whole,
     best_over_heads,
     nearness,
-    ulps,
-    where_rows_differ,
+    part_of,
 )
 from roundscope.tools.identify.low_bits import Sized
 from roundscope.tools.identify.meanings import exact_rows
@@ -39,7 +38,6 @@ NEAR = 0.99  # the share of equal numbers from which only some event of the plan
 FAR = 3.0  # the ratio of errors beyond which rounding is no explanation
 # scores of a call from which a search compiles programs: they are of one plan, tried once
 COMPILED = 2**22
-ROWS = 64  # rows of the tiles whose differences are reported
 
 
 class Kind(StrEnum):
@@ -54,20 +52,6 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """The comparison of one result with that of the nearest plan.
-
-    near     how near they are
-    one      the share, among the numbers that differ, of those that are at most one ulp apart
-    rows     (first row, share of equal numbers) of each tile of rows that is not wholly equal
-    """
-
-    near: Nearness
-    one: float
-    rows: list[tuple[int, float]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
     """Relative root mean squares of differences between the kernel, the nearest plan and exactness.
 
@@ -76,8 +60,8 @@ class Errors:
     kernel   the kernel's error, from the exact result
     plan     the nearest plan's error, from the exact result
     between  the kernel from the plan
-    cast     the exact result cast to BF16, from the exact result: no plan's error is taken to be
-             smaller than this
+    cast     the exact result cast to BF16, or to the fewer bits that the output has, from the exact
+             result: no plan's error is taken to be smaller than this
     """
 
     kernel: float
@@ -134,6 +118,31 @@ class Identified:
     def plan(self) -> str:
         """The plan in words."""
         return named(self.base, self.words, self.best)
+
+    def is_plan(self, plan: Plan) -> bool:
+        """Return whether every number of the output is that of a plan, whatever its name."""
+        return self.kind is Kind.SAME and not differences(plan, replace(self.best.plan, name=""))
+
+    @property
+    def cause(self) -> str:
+        """What makes these numbers in a few words, for the first line of a report; "" if unknown.
+
+        Of a plan that gives them it has the changes first, since they are what a reader may know.
+        """
+        if self.kind is Kind.MEANING:
+            return f"it is explained if {self.meant.words or self.meant.nearest[0]}"
+        if self.kind not in (Kind.SAME, Kind.NEAR):
+            return ""
+        out = self.whole.counts["out"]
+        but = f", but for {out.differ:,} of {out.of:,}" if out.differ else ""
+        if out.gathered:
+            but += f": {out.gathered.words}"
+        if out.gathered and out.gathered.factor:  # which no change of a plan explains
+            return f"its numbers are those of {self.plan}{but}"
+        if not self.words:
+            return f"its numbers are those of {self.plan}{but}"
+        changes = " ".join(self.words)
+        return f"{changes} explains it ({self.base} with that gives its numbers{but})"
 
 
 def identify(
@@ -194,7 +203,7 @@ def identify(
     elif has_gradients:
         notes.append("the gradients were not looked for, since the forward was not found")
     got = _results(part, best, with_do=has_gradients)
-    parts = {n: _part(getattr(got, n), a) for n, a in kept.named()}
+    parts = {n: part_of(getattr(got, n), a) for n, a in kept.named()}
     notes.insert(0, f"compared: {every.about}")
     errors = _errors(part, kept.out, got.out)
     kind = _kind(parts["out"].near.equal, every, errors)
@@ -215,7 +224,7 @@ def identify(
         alike, sizes = low_bits.of_low_bits(part, kept.out)
         if alike is not None:
             share = parts["out"].near.equal
-            kind, sentence = Kind.LOW_BITS, _of_low_bits(alike, errors, plan, share)
+            kind, sentence = Kind.LOW_BITS, _of_low_bits(alike, sizes, errors, plan, share)
     kind, sentence = _meant_so(kind, sentence, meant, sizes)
     return Identified(
         kind=kind,
@@ -301,10 +310,14 @@ def _verdict(
         sentence = f"In key head {head} these are the numbers of {plan}, but not in all heads:"
         sentence += f" {out.words()}."
     elif kind is Kind.NEAR:
-        sentence = f"Near {plan}: {out.words()}. Some event, or an order of additions, is missing."
+        missing = "Some event, or an order of additions, is missing."
+        if out.gathered and out.gathered.factor:
+            missing = "No rounding does that: look at what the code does there."
+        sentence = f"Near {plan}: {out.words()}. {missing}"
     elif kind is Kind.NOT_FOUND:
         share = parts["out"].near.equal
-        return f"Not found among {tried} plans: the nearest, {plan}, gives {share:.4f} of out."
+        given = share_words(share, 4)
+        return f"Not found among {tried} plans: the nearest, {plan}, gives {given} of out."
     elif np.isinf(errors.between):
         return (
             f"No rounding explains this: {out.lost:,} numbers of out are not finite where those of"
@@ -328,11 +341,16 @@ def _verdict(
     return sentence
 
 
-def _of_low_bits(alike: Sized, errors: Errors, plan: str, share: float) -> str:
+def _of_low_bits(alike: Sized, sizes: list[Sized], errors: Errors, plan: str, share: float) -> str:
+    others = [s.words for s in sizes if s is not alike and s.is_like(errors.kernel)]
+    size = "That is a size only, which other causes have too"
+    size += f", such as {listed(others[:2])}" if others else ""
+    if alike.along >= low_bits.ALONG:
+        size = f"The two errors go together (correlation {alike.along:.2f})"
     return (
-        f"Not found, but its error is of the size that {alike.words} make: {errors.kernel:.3g} from"
-        f" the exact result, and theirs is {alike.error:.3g}. The nearest plan, {plan}, gives"
-        f" {share:.4f} of out; a format, a scale or a sum of a low-bit kernel is missing."
+        f"Not found, but its error is of the size that {alike.words} would make:"
+        f" {errors.kernel:.3g} from the exact result, against {alike.error:.3g}. {size}."
+        f" The nearest plan, {plan}, gives {share_words(share, 4)} of out."
     )
 
 
@@ -350,12 +368,13 @@ def _meant_so(kind: Kind, sentence: str, meant: Meant, sizes: list[Sized]) -> tu
         return Kind.MEANING, f"{said} Then: {sentence}"
     if kind is Kind.NO_ROUNDING:
         words, error = meant.nearest
-        alike = next((s for s in sizes if s.is_like(error)), None)
+        like = [s for s in sizes if s.is_like(error)]
+        alike = min(like, key=lambda s: abs(np.log(s.error / error)), default=None)
         if alike is not None and error * trial.FALLS <= meant.given:
             return Kind.MEANING, (
-                f"Explained if {words}, but for an error of the size that {alike.words} make: the"
-                f" error from exact attention falls from {meant.given:.3g} to {error:.3g}, and"
-                f" theirs is {alike.error:.3g}. Roundings were not looked for under this meaning."
+                f"Explained if {words}, but for an error of the size that {alike.words} would make:"
+                f" the error from exact attention falls from {meant.given:.3g} to {error:.3g},"
+                f" against {alike.error:.3g}. Roundings were not looked for under this meaning."
             )
         if sizes:
             formats = "; ".join(f"{s.words}, {s.error:.2g}" for s in sizes)
@@ -397,19 +416,6 @@ def _results(x: Inputs, c: Candidate, *, with_do: bool) -> Outputs:
     return Outputs(**{n: np.asarray(getattr(got, n)) for n in names})
 
 
-def _part(got: np.ndarray, want: np.ndarray) -> Part:
-    near = nearness(got, want)
-    apart = got != want
-    ulp = ulps(want[apart])
-    with np.errstate(invalid="ignore"):
-        one = np.abs(got[apart].astype(np.float64) - want[apart]) <= ulp
-    return Part(
-        near=near,
-        one=float(one.mean()) if one.size else 1.0,
-        rows=where_rows_differ(got, want, ROWS),
-    )
-
-
 def _errors(x: Inputs, out: np.ndarray, got: np.ndarray) -> Errors:
     """Return the errors of the output of one key head."""
     exact = exact_rows(x, np.arange(x.q.shape[1]))
@@ -417,7 +423,7 @@ def _errors(x: Inputs, out: np.ndarray, got: np.ndarray) -> Errors:
         kernel=relative_rms(out, exact),
         plan=relative_rms(got, exact),
         between=relative_rms(out, got),
-        cast=relative_rms(np.asarray(round_to(exact, BF16)), exact),
+        cast=relative_rms(np.asarray(round_to(exact, cast_of(out, exact))), exact),
     )
 
 

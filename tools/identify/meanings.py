@@ -208,8 +208,8 @@ def _scales(x: Inputs) -> dict[str, float]:
     """Return the scales that code may have taken, by their words."""
     h, hv, n = x.q.shape[3], x.v.shape[3], x.q.shape[2]
     scales = {
-        f"1/sqrt({h})": h**-0.5,
-        f"1/{h}": 1.0 / h,
+        f"1 / sqrt(H) = 1/sqrt({h})": h**-0.5,
+        f"1 / H = 1/{h}": 1.0 / h,
         "1": 1.0,
         f"1/sqrt({hv})": hv**-0.5,
         f"1/sqrt({n * h}), of all heads": (n * h) ** -0.5,

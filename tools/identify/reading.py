@@ -42,6 +42,7 @@ class Call:
     given, returned the inputs and the outputs of all heads and batch entries
     head            the number of the key head
     kernel          the kernel; None for a file
+    notes           what the reader must know of the file
     """
 
     name: str
@@ -52,6 +53,7 @@ class Call:
     returned: Outputs
     head: int
     kernel: Kernel | None = None
+    notes: tuple[str, ...] = ()
 
 
 def read(options: IdentifyOptions) -> Call:
@@ -62,9 +64,10 @@ def read(options: IdentifyOptions) -> Call:
     """
     path, overrides = Path(options.source), overrides_of(options.call)
     if path.is_file():
-        return one_head(
-            *whole_of_file(path, options.layout, options.layer, overrides), options.head
+        name, about, x, outputs, notes = whole_of_file(
+            path, options.layout, options.layer, overrides
         )
+        return replace(one_head(name, about, x, outputs, options.head), notes=notes)
     if is_kernel(options.source):
         return _of_kernel(options, overrides)
     raise unknown_source(options.source)
@@ -85,9 +88,23 @@ def unknown_source(source: str) -> UsageError:
     if path.suffix in (".safetensors", ".npz") or len(path.parts) > 1:
         repair = "no such file; give a safetensors or npz file, or the name of a kernel"
         return bad("FILE", source, repair)
+    if (module := _module_here(source)) is not None:
+        functions = ", ".join(f"{source}:{n}" for n in module) or f"{source}:FUNCTION"
+        return UsageError(f"{source!r} is a module; name a function of it: {functions}")
     return UsageError(
         unknown("kernel", source, ADAPTERS, "or module:function, or a safetensors or npz file")
     )
+
+
+def _module_here(name: str) -> list[str] | None:
+    """Return the public functions that a module in this folder defines; None if there is none."""
+    path = Path(f"{name.replace('.', '/')}.py")
+    if not re.fullmatch(r"[\w.]+", name) or not path.is_file():
+        return None
+    text = path.read_text(encoding="utf-8", errors="replace")
+    found = re.findall(r"^def ([a-z]\w*)\(\s*(q\b)?", text, re.M)
+    has_queries = any(q for _, q in found)
+    return [str(function) for function, q in found if q or not has_queries][:4]
 
 
 def _of_kernel(options: IdentifyOptions, overrides: Overrides) -> Call:
@@ -132,8 +149,8 @@ def whole_of_file(
     layout: str | None = None,
     layer: str | None = None,
     overrides: Overrides = AS_THE_FILE,
-) -> tuple[str, str, Inputs, Outputs]:
-    """Return the name, the words, the inputs and the outputs of the call in a file.
+) -> tuple[str, str, Inputs, Outputs, tuple[str, ...]]:
+    """Return the name, the words, the inputs, the outputs and the notes of the call in a file.
 
     layout, layer, overrides: as `read_layers` has them
 
@@ -195,8 +212,8 @@ def whole_of_file(
             )
             raise bad(f"tensor {prefix}{name}", array.shape, repair)
     x = replace(_inputs(own, is_causal), sinks=own.sinks, mask=own.mask)
-    about = ", ".join((path.name, *([] if own.name == BARE else [own.name]), *own.notes))
-    return path.stem, about, x, Outputs(**given)
+    about = ", ".join((path.name, *([] if own.name == BARE else [own.name])))
+    return path.stem, about, x, Outputs(**given), own.notes
 
 
 def _of_rows(q: np.ndarray) -> tuple[int, int, int]:

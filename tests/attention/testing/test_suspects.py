@@ -46,7 +46,7 @@ FAULTS = {
     "row-sum-not-rescaled": (FULL, "a sum of the row that is not rescaled (tiles of 64 keys)"),
     "output-not-rescaled": (FULL, "an output that is not rescaled (tiles of 64 keys)"),
     "stale-maximum": (FULL, "a stale maximum, that of the tiles before (tiles of 64 keys)"),
-    "scale-of-head-size": (CAUSAL, "the scale 1 / 16, that is 1 / H in place of 0.25"),
+    "scale-of-head-size": (CAUSAL, "the scale 1 / H = 1 / 16 in place of 0.25"),
     "causal-strict": (CAUSAL, "a causal mask that hides a query's own key"),
     "causal-one-too-many": (CAUSAL, "a causal mask that shows one later key"),
     "causal-tiles-too-few": (CAUSAL, "the last key tiles of each query tile left out"),
@@ -82,6 +82,18 @@ OTHERS = {
     "no mask": (MASKED, replace(MASKED, mask=None)),
     "the mask transposed": (MASKED, replace(MASKED, mask=MASKED.mask.swapaxes(2, 3))),
 }
+
+
+def test_two_mistakes_at_once_and_two_that_are_one():
+    """Two mistakes without a name; with two tokens one name of two that are the same there."""
+    sees = np.tri(100, k=1, dtype=bool)[None, None]
+    wrong = replace(CAUSAL, scale=1 / 16, mask=sees, is_causal=False)
+    sentence = said(lambda _: Outputs(out=exact(wrong).out.astype(np.float32)), CAUSAL)
+    assert "the scale 1 / H = 1 / 16" in sentence and "shows one later key" in sentence
+    two = replace(CAUSAL, **{n: getattr(CAUSAL, n)[:, :2] for n in ("q", "k", "v", "do")})
+    full = replace(two, is_causal=False)
+    sentence = said(lambda _: Outputs(out=exact(full).out.astype(np.float32)), two)
+    assert "no causal mask" in sentence and "shows one later key" in sentence
 
 
 @pytest.mark.parametrize("words", OTHERS)

@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from roundscope.attention import Plan, examine
+from roundscope.attention.testing.calls import Outputs
 from roundscope.attention.testing.cases import Answer, Case, strict
 from roundscope.attention.testing.comparison import Comparison
 from roundscope.attention.testing.edges import edge_names
-from roundscope.attention.testing.families import FAMILIES
+from roundscope.attention.testing.families import FAMILIES, draw
 from roundscope.tools.check import report, run
 from roundscope.tools.check.findings import Findings
 from roundscope.tools.check.options import TESTS, CheckedCalls, CheckOptions
 from roundscope.tools.check.run import OTHER, drawn, edge_cases, kinds
+from roundscope.tools.identify.identify import identify
 from roundscope.tools.report.html import page
 
 HERE = "tests.tools.check.kernels_to_check"
@@ -72,7 +75,11 @@ def test_a_short_output_is_a_bias(check, tmp_path):
 def test_no_rounding_explains_a_wrong_mask(check):
     """A mistake in the code that is called a rounding."""
     code, _, data = check(f"{HERE}:masked_by_one", "--budget", "0")
-    assert code == 1 and "no rounding explains its numbers" in data["sentence"]
+    first = f"{HERE}:masked_by_one is not as good as fa2-bf16: the output is what attention with a"
+    assert code == 1 and data["sentence"].startswith(f"{first} causal mask that hides")
+    [bits] = [c for c in data["cases"] if c["test"] == "explanation"]
+    assert bits["sentence"].startswith("On the shipped tensors (12 heads of 32 features, 256")
+    assert "ended the draws" in data["notes"][-1]  # nothing is learned by the other inputs
     assert answers(data, "explanation") == {"the arithmetic of its bits": "fail"}
     assert "fail" in answers(data, "envelope").values()
 
@@ -153,7 +160,7 @@ def test_a_file_of_few_heads_says_that_means_tell_nothing(roundscope, tmp_path):
         (("no/such.safetensors",), "no such file"),
         ((f"{HERE}:good", "--claims", "fa5"), "fa5"),
         ((f"{HERE}:good", "--set", "P=bf17"), "bf17"),
-        ((f"{HERE}:good", "--only", "speed"), "must be among"),
+        ((f"{HERE}:good", "--only", "bia"), "--only: unknown test 'bia'; did you mean 'bias'"),
         ((f"{HERE}:good", "--tokens", "0"), "give 1 or more"),
         ((f"{HERE}:good", "--dtype", "int8"), "must be one of"),
         ((f"{HERE}:good", "--block-q", "0"), "--block-q 0: give 1 or more"),
@@ -170,6 +177,18 @@ def test_wrong_words_are_refused_in_one_line(roundscope, tmp_path, words_given, 
     code, out, error = roundscope("check", *words_given, "--out", tmp_path / "never")
     assert code == 2 and said in error and len(error.strip().splitlines()) == 1
     assert out == "" and not (tmp_path / "never").exists()
+
+
+def test_a_module_without_a_function_is_told_which_it_has(roundscope, tmp_path, monkeypatch):
+    """A list of kernels that are not here, for the name of a file that is."""
+    (tmp_path / "mine.py").write_text("def helper(x): ...\ndef flash(q, k, v): ...\n")
+    monkeypatch.chdir(tmp_path)
+    code, _, error = roundscope("check", "mine")
+    assert code == 2 and error.strip().endswith("name a function of it: mine:flash")
+    code, _, error = roundscope("check", "mine:flash", "--claims", "fa22")
+    assert code == 2 and "--claims fa22: unknown preset 'fa22'; did you mean 'fa2'?" in error
+    code, _, error = roundscope("sites", "x", "y")
+    assert code == 2 and "roundscope sites --help says what it takes" in error
 
 
 def test_a_kernel_that_misbehaves_fails_the_check(roundscope, tmp_path):
@@ -274,7 +293,31 @@ def test_the_suspect_is_the_next_step():
     found = Findings(name="f", about="calls", asked=asked, cases=[failed], compared=compared)
     why, command = report.next_step(found)
     assert words in why and command == "roundscope check k:f --claims fa2 --tokens 64"
-    assert found.sentence.endswith(f"its numbers. T{words[1:]}.")
+    assert found.sentence == f"f is not as good as fa2: {words}."
+    further = [
+        Case(test="envelope", name="a", answer=Answer.FAIL, sentence="Wrong."),
+        Case(test="edges", name="a", answer=Answer.FAIL, sentence="Wrong."),
+    ]
+    both = replace(found, cases=[*further, failed])
+    assert both.sentence.endswith(
+        "It is less exact. It also fails edges, which may follow from that."
+    )
+
+
+def test_a_rounding_that_the_search_found_is_in_the_first_line():
+    """A headline without the cause that stands in a row below it, and advice to search on."""
+    x = draw("gaussian", batch=1, heads=1, tokens=16, features=16)
+    out = np.asarray(examine(x.q, x.k, x.v, plan="fa2-bf16", record=None, **x.options).out)
+    found = identify(x, Outputs(out=out), lambda text: None, 0)
+    changed = replace(found.best, plan=Plan.preset("fa2-bf16").changed("P=bf16:toward-zero"))
+    found = replace(found, base="fa2-bf16", words=["P=bf16:toward-zero"], best=changed)
+    failed = Case(test="envelope", name="a", answer=Answer.FAIL, sentence="Wrong.")
+    asked = CheckOptions(source="k:f", claims="fa2-bf16")
+    said = Findings(name="f", about="calls", asked=asked, cases=[failed], search=found)
+    assert "P=bf16:toward-zero explains it" in said.sentence.splitlines()[0]
+    why, command = report.next_step(said)
+    assert "P=bf16:toward-zero" in why and "identify" not in command
+    assert "--set P=bf16:toward-zero" in command
 
 
 def test_a_headline_names_the_notes():

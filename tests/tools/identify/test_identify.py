@@ -126,7 +126,7 @@ def test_what_is_no_rounding_is_said_so(fault):
         else returned(plan, mask=np.arange(TOKENS) != TOKENS - 1)
     )
     found = of(outputs, budget=200)
-    words = "scale = 1/32" if fault == "scale" else "the last key is missing"
+    words = "scale = 1 / H = 1/32" if fault == "scale" else "the last key is missing"
     assert found.kind is Kind.MEANING and found.verdict.startswith(f"Explained if {words}: ")
     assert "Then: These are the numbers of " in found.verdict
 

@@ -56,7 +56,7 @@ def test_two_meanings_together():
     x = call(tokens=64)
     below = np.tri(64, 192, 128, dtype=bool)[None, None]
     meant = trial(x, ran(replace(x, mask=below, is_causal=False, scale=1 / 32)))
-    assert "aligned bottom-right" in meant.words and "scale = 1/32" in meant.words
+    assert "aligned bottom-right" in meant.words and "scale = 1 / H = 1/32" in meant.words
 
 
 def test_a_scale_and_a_factor_together():

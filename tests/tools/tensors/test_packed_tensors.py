@@ -64,7 +64,7 @@ def test_each_sequence_is_a_layer(tmp_path, layout, axes):
             want = ARRAYS[role][None, ends[n] : ends[n + 1]]
             assert np.array_equal(getattr(layer, role), want)
     assert "a sequence of packed tensors: queries 24 to 55, keys 44 to 89" in last.notes
-    _, about, x, outputs = whole_of_file(path, layer="attention.seq2")
+    _, about, x, outputs, _ = whole_of_file(path, layer="attention.seq2")
     whole = results()
     assert "attention.seq2" in about and x.k.shape == (1, 46, 2, 16)
     assert np.array_equal(outputs.out[0], whole["out"][24:])
