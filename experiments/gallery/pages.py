@@ -108,6 +108,11 @@ SOURCES = {  # of studies that `source_of` has no rule for
         _links("mxfp8-recipes-arxiv-250608027", "mxfp8-recipes"),
         {"mxfp8.sqlite.gz": "mxfp8.sqlite", "mxfp8-proxy.sqlite.gz": "proxy.sqlite"},
     ),
+    catalogue.LOWBIT.name: _paper(
+        catalogue.LOWBIT,
+        {"../findings/low-bit-training.md": FINDING},
+        {"lowbit.sqlite.gz": "lowbit.sqlite"},
+    ),
     catalogue.DOSE.name: Source(
         image="dose.png",
         caption="Steps until training diverges, when only the output as delta reads it is"

@@ -88,9 +88,23 @@ def unknown_source(source: str) -> UsageError:
     if path.suffix in (".safetensors", ".npz") or len(path.parts) > 1:
         repair = "no such file; give a safetensors or npz file, or the name of a kernel"
         return bad("FILE", source, repair)
+    if (module := _module_here(source)) is not None:
+        functions = ", ".join(f"{source}:{n}" for n in module) or f"{source}:FUNCTION"
+        return UsageError(f"{source!r} is a module; name a function of it: {functions}")
     return UsageError(
         unknown("kernel", source, ADAPTERS, "or module:function, or a safetensors or npz file")
     )
+
+
+def _module_here(name: str) -> list[str] | None:
+    """Return the public functions that a module in this folder defines; None if there is none."""
+    path = Path(f"{name.replace('.', '/')}.py")
+    if not re.fullmatch(r"[\w.]+", name) or not path.is_file():
+        return None
+    text = path.read_text(encoding="utf-8", errors="replace")
+    found = re.findall(r"^def ([a-z]\w*)\(\s*(q\b)?", text, re.M)
+    has_queries = any(q for _, q in found)
+    return [str(function) for function, q in found if q or not has_queries][:4]
 
 
 def _of_kernel(options: IdentifyOptions, overrides: Overrides) -> Call:

@@ -216,3 +216,11 @@ def test_errors_name_the_word_and_the_repair(text, said):
     with pytest.raises(ValueError) as error:
         BASE.changed(text)
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_unknown_event_lists_those_of_the_plan():
+    """ROWSUM and PV, which fa2 lacks, and neither CM nor LANES, which it has."""
+    with pytest.raises(ValueError, match="unknown site 'PP'") as said:
+        Plan.preset("fa2").changed("PP=bf16")
+    known = str(said.value).partition("Known: ")[2].split()
+    assert {"CM", "DX", "LANES", "OI"} <= {*known} and not {"ROWSUM", "PV"} & {*known}
