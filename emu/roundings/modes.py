@@ -294,7 +294,7 @@ def parted(text: str) -> tuple[str, dict[str, str]]:
             )
         kind, plain = _kind(word, known)
         if kind in found:
-            raise ValueError(f"'{text}': {found[kind]} and {plain} are both of {kind}; give one")
+            raise ValueError(f"'{text}': {found[kind]} and {plain} both set the {kind}; give one")
         found[kind] = plain
     return name, found
 
