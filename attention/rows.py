@@ -32,7 +32,7 @@ def row_sums(
     v: Array,
     do: Array,
     *,
-    plan: Plan | str,
+    plan: Plan | str | None = None,
     block_q: int = 128,
     block_k: int = 128,
     scale: float | None = None,

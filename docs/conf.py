@@ -11,11 +11,14 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import roundscope
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+from generated.pages import without  # noqa: E402
+
 # so that `!roundscope` in a cell is the program of the environment that builds
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 # the kernel of that environment, whatever else is installed for this user
@@ -95,3 +98,13 @@ html_theme_options = {
         "color-brand-content": "#7db8ee",
     },
 }
+
+
+def setup(app: Any) -> None:
+    """Leave out the text of directives that pages of the reference have for the repository."""
+
+    def read(_: Any, page: str, source: list[str]) -> None:
+        if Path(app.env.doc2path(page)).suffix == ".rst":
+            source[0] = without(source[0])
+
+    app.connect("source-read", read)

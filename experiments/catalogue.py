@@ -134,6 +134,22 @@ ALARM = Entry(
     seeds=(2, 4),
     note="560 s are of two processes; in the 300 steps of --quick hardly a run diverges",
 )
+FP4_RULES = Entry(
+    name="fp4-rules",
+    command="reproduce fp4-rules",
+    question="Which published rules for a block of FP4 are biased, and what does no bias cost?",
+    seeds=(2, 5),
+    note="needs no GPU: 1,484 s in full on two cores that had other work too",
+)
+LOWBIT = Entry(
+    name="lowbit",
+    command="reproduce lowbit",
+    question="Does keeping the row sums of dS at zero replace matched recomputation and a"
+    " high-precision dS in attention of few bits?",
+    full=832,
+    seeds=(2, 5),
+    note="832 s are of an H100, in two parts with --jobs 10 and 14",
+)
 DOSE = Entry(
     name="dose",
     command="dose",
@@ -205,7 +221,10 @@ KERNELS = Entry(
 )
 
 # run by `roundscope reproduce`
-PAPERS = (GOLDEN, LONG, QIU_YAO, RELEASED, MECHANISM, SU, MXFP8, FA4, TWO_LEVEL, ALARM)
+PAPERS = (
+    *(GOLDEN, LONG, QIU_YAO, RELEASED, MECHANISM, SU, MXFP8, FA4, TWO_LEVEL),
+    *(ALARM, FP4_RULES, LOWBIT),
+)
 DOSES = (BIAS, SCALING, CONDITIONS, IDENTITY)  # run by `roundscope dose --study`
 PROXIES = (FORMATS, INTERVENTIONS)  # run by `roundscope proxy --study`
 STUDIES = (*PAPERS, DOSE, *DOSES, *PROXIES, ACCUMULATORS, KERNELS)

@@ -1,12 +1,15 @@
 """What programs write into pages of the documentation: tables from the code, outputs of cells."""
 
 import importlib
+import inspect
 import json
 import re
 import sys
 from pathlib import Path
 
 import pytest
+
+import roundscope
 
 DOCS = Path(__file__).parents[1] / "docs"
 sys.path.insert(0, str(DOCS / "_ext"))
@@ -20,7 +23,7 @@ NOTEBOOKS = [p for p in sorted(DOCS.rglob("*.md")) if "\nkernelspec:" in p.read_
 @pytest.mark.parametrize(("page", "name"), PARTS, ids=[name for _, name in PARTS])
 def test_a_part_made_from_the_code_is_current(page, name):
     """An option, a plan, a format that changed since its table was written."""
-    library = name.removeprefix("roundscope.")
+    library = name.removeprefix("roundscope.").removesuffix(".rst")
     if library in ("torch", "flax"):
         pytest.importorskip(library)
     same = pages.text(name) in page.read_text(encoding="utf-8")
@@ -38,11 +41,21 @@ def test_every_table_and_every_package_is_on_a_page():
         assert functions - {"command_line"} <= names
     assert {f"roundscope.{n}" for n in ("emu", "operations", "testing", "torch", "jax")} < names
     text = "".join(p.read_text(encoding="utf-8") for p in DOCS.rglob("*.md"))
-    assert text.count("<!-- made from the code: ") == text.count("<!-- end of ") == len(PARTS)
+    own = [name for page, name in PARTS if page.suffix == ".md"]
+    assert text.count("<!-- made from the code: ") == text.count("<!-- end of ") == len(own)
+
+
+def test_the_reference_reads_without_a_build():
+    """A page of directives alone, which a reader of the repository sees as nothing."""
+    text = (DOCS / "reference" / "attention.rst").read_text(encoding="utf-8")
+    own = text.split("\nroundscope.attend\n")[1].split("\nroundscope.examine\n")[0]
+    takes = list(inspect.signature(roundscope.attend).parameters)
+    assert [n for n in takes if f"\n``{n}``\n    " not in own] == [] and "block_q=128" in own
+    assert "made from the code" not in pages.without(text) and "autofunction" in pages.without(text)
 
 
 def test_a_changed_part_is_written_anew_and_nothing_else():
-    page, name = PARTS[0]
+    page, name = next(x for x in PARTS if x[0].suffix == ".md")
     text = page.read_text(encoding="utf-8")
     begin = f"<!-- made from the code: {name} -->\n"
     assert pages.renewed(text.replace(begin, f"{begin}stale\n")) == text == pages.renewed(text)

@@ -94,6 +94,9 @@ class CallOptions:
     mask: Annotated[
         str | None, typer.Option(metavar="none", help="none leaves the file's mask out.")
     ] = None
+    bias: Annotated[
+        str | None, typer.Option(metavar="none", help="none leaves the file's bias out.")
+    ] = None
     scales: Annotated[
         str | None,
         typer.Option(

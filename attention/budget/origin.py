@@ -104,11 +104,13 @@ from key tile 0 on; the exact value of it is 120,000, the largest number of fp16
 PV.sum=ascending PV=fp32 O=fp32 AO=fp32 avoid it.
     """
     served = options.pop("window", None), options.pop("softcap", None), options.get("sinks")
+    bias = options.get("bias")
     heads = np.shape(q)[2]
     (given,) = plans_given(plan)
-    plan = served_given(given, *served, heads)
+    plan = served_given(given, *served, heads, bias)
     (given,) = plans_given(against)
-    exact = exact_of(plan) if given.name == "exact" else served_given(given, *served, heads)
+    is_exact = given.name == "exact"
+    exact = exact_of(plan) if is_exact else served_given(given, *served, heads, bias)
     q, k, v = (np.asarray(x) for x in (q, k, v))
     do = None if do is None else np.asarray(do)
     call = Call(q=q, k=k, v=v, do=do, inject=injections_given(inject), options=options)

@@ -61,8 +61,9 @@ def attention_fn(
     returns what `attend` returns, bit for bit, in the type of the query, and its derivative is the
     emulated backward. Where `attend` returns float32 for inputs of 16 bits, as under "exact", that
     is one more rounding, to nearest even. Masks, causality and key heads that several query heads
-    share are those of the call. A bias, dropout and sown weights, which the emulation does not
-    have, raise errors. `precision` and the like are left to the plan.
+    share are those of the call; a bias is taken by plans that add one (`roundscope.attend`).
+    Dropout and sown weights, which the emulation does not have, raise errors. `precision` and the
+    like are left to the plan.
 
     Args:
         plan: A `Plan`, the name of a preset, or a text such as "fa2-bf16; O=bf16".
@@ -116,7 +117,7 @@ def attention_fn(
         scale: float | None = scale,
         **options: Any,
     ) -> Array:
-        _check_modelled(plan, bias, 0.0 if deterministic else dropout_rate, module, options)
+        _check_modelled(plan, 0.0 if deterministic else dropout_rate, module, options)
         q, k, v = promote_dtype((query, key, value), dtype=dtype)
         lead = q.shape[:-3]
         out = attend(
@@ -127,22 +128,17 @@ def attention_fn(
             scale=scale,
             is_causal=always or is_causal,
             alignment=alignment,
-            mask=None if mask is None else _mask(mask, lead),
+            # flax makes masks of floats, 0 where a query does not see a key
+            mask=None if mask is None else _of_scores(jnp.asarray(mask) != 0, lead),
+            bias=None if bias is None else _of_scores(jnp.asarray(bias), lead),
         )
         return jnp.asarray(out).astype(q.dtype).reshape(*lead, *out.shape[1:])
 
     return attention
 
 
-def _check_modelled(
-    plan: Plan, bias: Any, dropout: float, module: Any, options: dict[str, Any]
-) -> None:
+def _check_modelled(plan: Plan, dropout: float, module: Any, options: dict[str, Any]) -> None:
     """Raise ValueError for what the emulation does not have."""
-    if bias is not None:
-        raise ValueError(
-            f"bias: shape {bias.shape}, must be None on plan {plan.name}: the emulation adds"
-            " nothing to scores; give a mask of booleans, if that is what it is"
-        )
     if dropout:
         raise ValueError(
             f"dropout_rate={dropout}: must be 0 on plan {plan.name}: the emulation drops no"
@@ -162,18 +158,13 @@ def _check_modelled(
             )
 
 
-def _mask(mask: Array, lead: tuple[int, ...]) -> Array:
-    """Return a mask that broadcasts to (..., N, T, S), of any type, as bool (B or 1, N or 1, T, S).
-
-    flax makes masks of floats, 0 where a query does not see a key.
-    """
-    seen = jnp.asarray(mask) != 0
-    if seen.ndim < 4:
-        return seen
-    own = seen.shape[:-3]
-    if math.prod(own) not in (1, math.prod(lead)):
-        seen = jnp.broadcast_to(seen, (*lead, *seen.shape[-3:]))
-    return four_axes(seen)
+def _of_scores(x: Array, lead: tuple[int, ...]) -> Array:
+    """Return what broadcasts to (..., N, T, S) as (B or 1, N or 1, T, S)."""
+    if x.ndim < 4:
+        return x
+    if math.prod(x.shape[:-3]) not in (1, math.prod(lead)):
+        x = jnp.broadcast_to(x, (*lead, *x.shape[-3:]))
+    return four_axes(x)
 
 
 class Replacement(Removable):

@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 
 from roundscope.attention.grammar.edits import apply, kinds_of
 from roundscope.attention.grammar.roundings import accumulator_words, spelled
-from roundscope.attention.places import occurs
+from roundscope.attention.places import absent, occurs
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.sites import Site
 from roundscope.emu.errors import Problem, tidy_errors, unknown
 from roundscope.emu.numbers import check_seed
 from roundscope.emu.shown import shown
@@ -81,7 +82,10 @@ def changes(text: str, places: Sequence[str] = PLACES) -> tuple[Change, ...]:
 
 
 def edits_of(
-    change: Change, others: Sequence[str] = (), of: type[BasePlan] = Plan
+    change: Change,
+    others: Sequence[str] = (),
+    of: type[BasePlan] = Plan,
+    plan: BasePlan | None = None,
 ) -> tuple[Edit, ...]:
     """Return the edits of a plan that a change asks for.
 
@@ -90,12 +94,13 @@ def edits_of(
         others: Names that the caller accepts in addition to the grammar, for the message about an
             unknown name.
         of: The class of the plan.
+        plan: The plan itself, if it is known: a message about an unknown name lists its own events.
 
     Raises:
         ValueError: A name or value is unknown; the message has the nearest one.
     """
     place = change.where.get("site")
-    return tuple(_edit(of, name, value, place, others) for name, value in change.what)
+    return tuple(_edit(of, name, value, place, others, plan) for name, value in change.what)
 
 
 @tidy_errors
@@ -114,7 +119,7 @@ def changed(plan: P, texts: Sequence[str], seed: int | None = None) -> P:
                 raise
             raise Problem("", shown(text), HOW) from None
         for change in found:
-            for edit in edits_of(change, of=type(plan)):
+            for edit in edits_of(change, of=type(plan), plan=plan):
                 plan = edited(plan, edit)
     return plan if seed is None else plan.seeded(seed)
 
@@ -209,7 +214,12 @@ def _what(word: str) -> tuple[str, str]:
 
 
 def _edit(
-    of: type[BasePlan], name: str, value: str, place: str | None, others: Sequence[str]
+    of: type[BasePlan],
+    name: str,
+    value: str,
+    place: str | None,
+    others: Sequence[str],
+    plan: BasePlan | None = None,
 ) -> Edit:
     """Return the edit that NAME=VALUE asks for; place: the text after site=, if there is one."""
     kind, own = parted(name, of) if name else ("format", "")
@@ -218,7 +228,7 @@ def _edit(
     if place is not None and own:
         raise ValueError(f"{name}= says its site itself; leave site= out")
     if name == own and name and not (_stage(of, name) or name.upper() in of.SITES.__members__):
-        raise ValueError(_unknown(of, name, others))
+        raise ValueError(_unknown(of, name, others, plan))
     text = own or place or ""
     sites = sites_of(text, of) if text else ()
     _check_value(of, kind, name, value)
@@ -236,7 +246,8 @@ def _check_value(of: type[BasePlan], kind: str, name: str, value: str) -> None:
     try:
         kinds_of(of)[kind].spell(value)
     except ValueError as error:
-        said = str(error) if f"'{value}'" in str(error) else f"{name}={value}: {error}"
+        is_told = f"'{value}'" in str(error) and kind in ("format", "accumulator", "mode")
+        said = str(error) if is_told else f"{name}={value}: {error}"
         raise ValueError(said + ("; the event is EXP" if name == "exp" else "")) from None
 
 
@@ -245,14 +256,25 @@ def _stage(of: type[BasePlan], name: str) -> tuple[SiteBase, ...]:
     return tuple(s for s in of.SITES if s.stage == name.lower())
 
 
-def _unknown(of: type[BasePlan], name: str, others: Sequence[str] = ()) -> str:
-    """Return the message about an unknown WHAT, with the nearest name among sites and kinds."""
+def _unknown(
+    of: type[BasePlan], name: str, others: Sequence[str] = (), plan: BasePlan | None = None
+) -> str:
+    """Return the message about an unknown WHAT, with the nearest name among sites and kinds.
+
+    The sites are those that the plan reaches, or, without one, those that most plans have.
+    """
     head, _, tail = name.partition(".")
     if tail.lower() == "step":
         return (
             f"'{name}': the steps of a sum go with its order; write {head}.sum=ORDER:FORMAT, as in"
             " PV.sum=ascending:bf16"
         )
+    if tail and head.upper() in of.SITES.__members__:
+        words = [f"{head}.{kind}" for kind in ("sum", "mode")]
+        return unknown("word", name, words, "; or the site alone, as in " + head + "=bf16")
     hint = "; SITE.sum and SITE.mode too"
-    sites = (s for s in of.SITES if not s.instead)
+    if isinstance(plan, Plan):
+        sites: list[SiteBase] = [s for s in Site if absent(plan, s) is None]
+    else:
+        sites = [s for s in of.SITES if not s.instead]
     return unknown("site", name, (*sites, *STAGES, *kinds_of(of), *others), hint)

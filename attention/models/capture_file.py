@@ -1,14 +1,14 @@
 """Calls of attention captured in a model: what is kept of each, and the file that they make.
 
-The file is one safetensors file. Its tensors are `<prefix>.q k v mask out do dq dk dv sinks`, where
-the prefix is `layers.<number>`, or `step.<step>.layers.<number>` if the file holds several steps;
-further calls of a layer in the same step have `.call.<n>` behind it, n from 1.
+The file is one safetensors file. Its tensors are `<prefix>.q k v mask bias out do dq dk dv sinks`,
+where the prefix is `layers.<number>`, or `step.<step>.layers.<number>` if the file holds several
+steps; further calls of a layer in the same step have `.call.<n>` behind it, n from 1.
 They are contiguous and in the model's own types, in layout BNTH: (batch, heads, tokens, features).
 
     q, out, do, dq   (B, N, T, H), out and do with the features of v
     k, v, dk, dv     (B, G, S, H), where G divides N
-    mask             bool (B or 1, N or 1, T, S), True where a query sees a key; or float32, a bias
-                     that is added to the scaled scores
+    mask             bool (B or 1, N or 1, T, S), True where a query sees a key
+    bias             (B or 1, N or 1, T, S), numbers that are added to the scaled scores
     sinks            (N,)
 
 Metadata are strings: layout, scale, is_causal (true or false; query t sees the keys s <= t),
@@ -27,17 +27,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # safetensors knows NumPy's BF16 only after this import
+import ml_dtypes  # noqa: F401  # safetensors knows NumPy's BF16 only after this import
 import numpy as np
 
 from roundscope.attention.inputs.alignment import Alignment, shift_of
+from roundscope.attention.inputs.float_masks import parted
 from roundscope.emu.numbers import check_count, is_whole, listed
 from roundscope.emu.shown import shown
 from roundscope.emu.whole_files import path_given, whole_file
 
 FORMAT = "roundscope-capture-1"
 LAYOUT = "BNTH"
-TENSORS = ("q", "k", "v", "mask", "out", "do", "dq", "dk", "dv", "sinks")
+TENSORS = ("q", "k", "v", "mask", "bias", "out", "do", "dq", "dk", "dv", "sinks")
 OF_QUERIES = ("q", "out", "do", "dq")
 OF_CALLS = (
     "scale",
@@ -63,8 +64,10 @@ class Captured:
     q, k, v, out    (B, N, T, H), (B, G, S, H), (B, G, S, Hv), (B, N, T, Hv), NumPy arrays of any
                     floating-point type, ml_dtypes' included
     do              the gradient of a loss with respect to out; dq, dk, dv: to q, k and v
-    mask            bool, True where a query sees a key, or a float bias of the scaled scores;
-                    broadcasts to (B, N, T, S)
+    mask            bool, True where a query sees a key, or numbers that are added to the scaled
+                    scores, as models have both in one (`finished` parts them); broadcasts to
+                    (B, N, T, S)
+    bias            numbers that are added to the scaled scores, which hide no key
     sinks           (N,): a logit for each head, which enters the sums of rows
     scale           the factor of the scores
     is_causal       whether query t sees the keys s <= t only
@@ -90,6 +93,7 @@ class Captured:
     dk: np.ndarray | None = None
     dv: np.ndarray | None = None
     mask: np.ndarray | None = None
+    bias: np.ndarray | None = None
     sinks: np.ndarray | None = None
     scale: float
     is_causal: bool
@@ -195,11 +199,11 @@ def numbers_given(name: str, values: Iterable[int] | int | None) -> tuple[int, .
 def finished(call: Captured, choice: Choice) -> Captured:
     """Return a call as it is written: its mask in the simplest form, its first tokens.
 
-    The entries and heads are taken to be chosen already. A float mask of 0 and the lowest numbers
-    of its type, which is how many models write a mask, becomes a bool mask; a mask that is causal
-    becomes `is_causal`, and one that lets every query see every key becomes None. Of a causal call
-    the first `choice.tokens` queries and the keys up to the last of them are kept, of others the
-    first queries with all keys.
+    The entries and heads are taken to be chosen already. Of a float mask, the lowest numbers of its
+    type, which is how many models hide keys, become a bool mask, and the others, if they are not
+    all 0, the bias (`attention.inputs.float_masks`). A mask that is causal becomes `is_causal`, and
+    one that lets every query see every key becomes None. Of a causal call the first `choice.tokens`
+    queries and the keys up to the last of them are kept, of others the first queries with all keys.
     The gradients dk and dv, which sum over all queries, are left out where queries are. `notes`
     say all of this.
 
@@ -343,15 +347,13 @@ def _with_plain_mask(call: Captured) -> Captured:
     notes = list(call.notes)
     is_added = mask.dtype != bool
     if is_added:
-        limits: Any = ml_dtypes.finfo  # which has no annotations
-        is_closed = mask <= float(limits(mask.dtype).min) / 2
-        if not np.all(is_closed | (mask == 0)):
-            with np.errstate(over="ignore"):  # the lowest number of float64 becomes -inf
-                return replace(call, mask=mask.astype(np.float32))
-        mask = ~is_closed
+        mask, bias = parted(mask)
+        call = replace(call, bias=bias)
     if mask.all():
         return replace(call, mask=None)
     added = ", which was added to the scores as 0 and lowest numbers," if is_added else ""
+    if call.bias is not None:
+        added = ", which was added to the scores as the lowest numbers of a bias,"
     is_first = call.alignment == "top-left" or queries == keys
     causal = np.broadcast_to(np.tri(queries, keys, dtype=bool), mask.shape)
     if is_first and np.array_equal(mask, causal):
@@ -387,8 +389,9 @@ def _first_tokens(call: Captured, tokens: int | None) -> Captured:
         name: x[:, :, :tokens] for name in OF_QUERIES if (x := getattr(call, name)) is not None
     }
     changed |= {"k": call.k[:, :, :seen], "v": call.v[:, :, :seen], "dk": None, "dv": None}
-    if call.mask is not None:
-        changed["mask"] = call.mask[:, :, :tokens, :seen]
+    for name in ("mask", "bias"):
+        if (x := getattr(call, name)) is not None:
+            changed[name] = x[:, :, :tokens, :seen]
     note = f"the first {tokens} of {queries} queries and {seen} of {keys} keys"
     if call.dk is not None:
         note += ", without dk and dv, which sum over all queries"

@@ -33,29 +33,31 @@ def run(
 
 @lru_cache(256)
 def forward(options: Options) -> Any:
-    """Return the compiled forward, which takes q, k, v, mask and sinks and returns (out,)."""
+    """Return the compiled forward, which takes q, k, v, mask, sinks and bias and returns (out,)."""
     return jax.jit(lambda *arrays: (_attended(options, *arrays),))
 
 
 @lru_cache(256)
 def backward(options: Options) -> Any:
-    """Return the compiled backward, which takes dO, q, k, v, mask and sinks."""
+    """Return the compiled backward, which takes dO, q, k, v, mask, sinks and bias.
 
-    def gradients(do: Any, q: Any, k: Any, v: Any, mask: Any, sinks: Any) -> tuple[Any, ...]:
-        of = (q, k, v) if sinks is None else (q, k, v, sinks)
+    It returns the gradients of q, k, v, sinks and bias, without those that there are not.
+    """
 
-        def out(q: Any, k: Any, v: Any, sinks: Any = None) -> Any:
-            return _attended(options, q, k, v, mask, sinks)
+    def gradients(do: Any, q: Any, k: Any, v: Any, mask: Any, *others: Any) -> tuple[Any, ...]:
+        def out(q: Any, k: Any, v: Any, others: Any) -> Any:
+            return _attended(options, q, k, v, mask, *others)
 
-        return tuple(jax.vjp(out, *of)[1](do))
+        *own, of_others = jax.vjp(out, q, k, v, others)[1](do)
+        return *own, *(x for x in of_others if x is not None)
 
     return jax.jit(gradients)
 
 
-def _attended(options: Options, q: Any, k: Any, v: Any, mask: Any, sinks: Any) -> Any:
+def _attended(options: Options, q: Any, k: Any, v: Any, mask: Any, sinks: Any, bias: Any) -> Any:
     """Return the output of JAX arrays in SDPA's layout."""
-    given = options.of_attend()
-    return turned(attend(turned(q), turned(k), turned(v), mask=mask, sinks=sinks, **given))
+    own = options.of_attend() | {"mask": mask, "sinks": sinks, "bias": bias}
+    return turned(attend(turned(q), turned(k), turned(v), **own))
 
 
 def _jax_of(x: Tensor | None) -> jax.Array | None:

@@ -210,8 +210,9 @@ class _Seen(Wrapped):
                 f" (from_pretrained and from_config take it), or, where it has none, {MARK_IT}"
             )
         return (
-            f"In its own code, {MARK_IT}, also where another kernel does it, as flex_attention,"
-            " whose dense mask mask= takes; or choose other layers"
+            f"In its own code, {MARK_IT}, also where another kernel does it, as"
+            " attention_function(flex_attention), whose programs become a mask and a bias; or"
+            " choose other layers"
         )
 
 

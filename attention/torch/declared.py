@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from roundscope.attention.models.selection import Layer
+from roundscope.attention.torch import flex
 from roundscope.attention.torch.call import Call
 from roundscope.emu.shown import shown
 
@@ -37,6 +38,7 @@ PARAMETERS = {
     "dropout": ("dropout_p", "dropout"),
 }
 """The names that a parameter of a marked function may have."""
+OF_FLEX = ("score_mod", "block_mask")  # parameters whose values are programs
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 1e-2}  # else that of BF16
 OF_BF16 = 3e-2
 WRITTEN_OUT = "a marked function"  # Call.implementation
@@ -74,8 +76,11 @@ def attention_function(
     attention, so that a function which does something else is refused.
 
     The function of another library is marked from outside: `its.attend =
-    attention_function(its.attend)`. `watch` and `correct` call the function with a feature more. If
-    it takes the scale from the number of features, give it a parameter `scale`.
+    attention_function(its.attend)`. `flex_attention`, compiled or not, may be marked itself: a
+    score_mod that adds to the score is evaluated to a bias, one that is a softcap to that, and a
+    block_mask to booleans (`attention.torch.flex`); others are refused. `watch` and `correct` call
+    the function with a feature more. If it takes the scale from the number of features, give it a
+    parameter `scale`.
 
     Args:
         function: The function, where it is not used as `@attention_function(...)`.
@@ -203,7 +208,13 @@ class _Declared:
         width = q.shape[-1]
         named = (x for x in (given.get("scale"), self.scale) if x is not None)
         scale = float(next(named, 1.0 / math.sqrt(width)))
-        mask = given.get("mask") if self.mask is None else self.mask(*bound.args, **bound.kwargs)
+        score_mod, block_mask = (bound.arguments.get(name) for name in OF_FLEX)
+        dense = flex.Dense()
+        if self.mask is None:
+            dense = flex.dense(score_mod, block_mask, q, k, where)
+            mask = given.get("mask") if dense.mask is None else dense.mask
+        else:
+            mask = self.mask(*bound.args, **bound.kwargs)
         causal = self.is_causal if given.get("is_causal") is None else given["is_causal"]
 
         def own(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -241,6 +252,7 @@ class _Declared:
             is_causal=bool(causal),
             scale=scale,
             dropout=float(given.get("dropout") or 0.0),
+            softcap=dense.softcap,
             implementation=WRITTEN_OUT,
             run=run,
         )
@@ -280,6 +292,8 @@ def _textbook(call: Call, is_causal: bool, scale: float) -> Tensor:
     q, k, v = (x.double() for x in (call.q, call.k, call.v))
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = scale * q @ k.mT
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
     if call.mask is not None:
         is_seen = call.mask.dtype == torch.bool
         scores = scores.masked_fill(~call.mask, -torch.inf) if is_seen else scores + call.mask

@@ -1,10 +1,10 @@
 """`attention`: emulated attention of PyTorch tensors, differentiable, as an operator of PyTorch.
 
-Three operators are registered, `roundscope::attention`, `roundscope::attention_backward`, and
-`roundscope::visible` for masks of numbers. An operator takes strings and no records, so a plan
-enters as its text (`attention.grammar.text`). The text holds the whole plan: a graph that
-torch.compile stored means the same in another process, and shows which plan it runs. A registry of
-plans under digests would be empty there.
+Two operators are registered, `roundscope::attention` and `roundscope::attention_backward`. They
+look at the numbers of a mask, so that a compiled function does too. An operator takes strings and
+no records, so a plan enters as its text (`attention.grammar.text`). The text holds the whole plan:
+a graph that torch.compile stored means the same in another process, and shows which plan it runs.
+A registry of plans under digests would be empty there.
 """
 
 from functools import partial
@@ -40,19 +40,11 @@ from roundscope.emu.numbers import check_array
 from roundscope.emu.shown import shown
 
 OF_MASKS = (torch.bool, torch.float64, torch.float32, torch.bfloat16, torch.float16)
-BIAS = (
-    "A bias of the scores is not modelled, only a mask: 0 where a query sees a key, and -inf or the"
-    " lowest number of the type elsewhere"
-)
-BIAS_IN_MODELS = (
-    ". In a model, capture, watch and correct take a bias; to give plans to other layers alone,"
-    " name these in use(model, {...}): a layer that no key fits keeps its own kernel"
-)
 # the arguments of both operators; those behind the tensors are the fields of `Options`
 ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? sinks, str plan, bool is_causal,"
     " float? scale, SymInt block_q, SymInt block_k, SymInt? window, float? softcap, str engine,"
-    " str? alignment"
+    " str? alignment, bool learns"
 )
 
 
@@ -75,9 +67,9 @@ def attention(
 ) -> Tensor:
     """Return softmax(scale Q K^T) V of PyTorch tensors, with every rounding that the plan names.
 
-    The output has the bits of `roundscope.attend`, and the gradients of q, k, v and sinks have
-    those of its derivative, in every bit: the emulated backward. The layout is that of
-    `F.scaled_dot_product_attention`. The call runs under torch.compile (also with fullgraph=True),
+    The output has the bits of `roundscope.attend`, and the gradients of q, k, v, sinks and a mask
+    of numbers have those of its derivative, in every bit: the emulated backward. The layout is that
+    of `F.scaled_dot_product_attention`. The call runs under torch.compile (with fullgraph=True too)
     and under activation checkpointing. Entries that `torch.func.vmap` maps over run one after the
     other and draw the same random bits. Second derivatives are refused, and `torch.func.grad`
     refuses operators of libraries; autograd takes them.
@@ -97,9 +89,11 @@ def attention(
             "fa2-bf16; O=bf16". Inside a compiled function it has to be a string; `text_of(plan)`
             makes one.
         mask: What broadcasts to (B, N, T, S). Booleans, True where a query sees a key; a row that
-            sees no key gives 0. Or numbers that are added to the scores, if each is 0 or -inf, or
-            the lowest number of its type, as the transformers library writes; they are taken as
-            booleans. With is_causal a query sees a key that both let it see.
+            sees no key gives 0. Or numbers that are added to the scaled scores, a bias: -inf and
+            the lowest numbers of the type, as the transformers library writes, hide a key. If the
+            others are all 0 and have no gradient, the numbers are taken as booleans; else the plan
+            has to be one that adds a bias (`roundscope.attend`). With is_causal a query sees a key
+            that both let it see.
         is_causal: Whether query t sees only keys s <= t, both counted from the start unless
             `alignment` says otherwise.
         scale: The factor of the scores, 1 / sqrt(H) by default; rounded as by `attend`.
@@ -149,9 +143,10 @@ def attention(
         )
     if engine is None:
         engine = "numpy" if q.device.type == "cpu" else "xla"
-    if mask is not None and mask.is_floating_point():
-        mask = visible(mask)
-    options = Options(text, is_causal, scale, block_q, block_k, window, softcap, engine, alignment)
+    learns = mask is not None and mask.is_floating_point() and mask.requires_grad
+    options = Options(
+        text, is_causal, scale, block_q, block_k, window, softcap, engine, alignment, learns
+    )
     out: Tensor = _attention(q, k, v, mask, sinks, *options)
     return out
 
@@ -239,18 +234,19 @@ def _attention(
 ) -> Tensor:
     """Return the output (B, N, T, Hv)."""
     options = _options(q, k, v, mask, sinks, given)
+    mask, bias = _parted(mask, options)
     if options.engine != "numpy":
-        (out,) = _by_jax("forward", options, (q, k, v, mask, sinks))
+        (out,) = _by_jax("forward", options, (q, k, v, mask, sinks, bias))
         return out
-    arrays = (turned(numpy_of(x)) for x in (q, k, v))
-    result = attend(*arrays, mask=_numpy(mask), sinks=_numpy(sinks), **options.of_attend())
-    return tensor_of(turned(result))
+    arrays = [turned(numpy_of(x)) for x in (q, k, v)]
+    own: Any = {"mask": _numpy(mask), "sinks": _numpy(sinks), "bias": _numpy(bias)}
+    return tensor_of(turned(attend(*arrays, **own | options.of_attend())))
 
 
 @torch.library.custom_op(
     "roundscope::attention_backward",
     mutates_args=(),
-    schema=f"(Tensor do, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema=f"(Tensor do, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _backward(
     do: Tensor,
@@ -260,20 +256,22 @@ def _backward(
     mask: Tensor | None,
     sinks: Tensor | None,
     *given: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, v and sinks; the last is empty for a call without sinks."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k, v, sinks and mask; the last two are empty if there are none."""
     options = _options(q, k, v, mask, sinks, given)
+    mask, bias = _parted(mask, options)
     if options.engine != "numpy":
-        found = _by_jax("backward", options, (do, q, k, v, mask, sinks))
+        found = _by_jax("backward", options, (do, q, k, v, mask, sinks, bias))
     else:
-        arrays = (turned(numpy_of(x)) for x in (q, k, v, do))
-        e = examine(
-            *arrays, mask=_numpy(mask), sinks=_numpy(sinks), record=None, **options.of_attend()
-        )
+        arrays = [turned(numpy_of(x)) for x in (q, k, v, do)]
+        own: Any = {"mask": _numpy(mask), "sinks": _numpy(sinks), "bias": _numpy(bias)}
+        e = examine(*arrays, record=None, **own | options.of_attend())
         found = tuple(tensor_of(turned(x), of.dtype) for x, of in ((e.dq, q), (e.dk, k), (e.dv, v)))
         found += () if sinks is None else (tensor_of(e.dsinks, sinks.dtype),)
+        found += () if bias is None else (tensor_of(e.dbias, bias.dtype),)
     dsinks = q.new_empty(0) if sinks is None else found[3]
-    return found[0], found[1], found[2], dsinks
+    dmask = found[-1] if options.learns else q.new_empty(0)
+    return found[0], found[1], found[2], dsinks, dmask
 
 
 def _options(
@@ -291,6 +289,19 @@ def _options(
     if options.engine == "numpy" and q.device.type != "cpu":
         raise ValueError(f"engine='numpy': q is on {q.device}; use engine='xla', or q.cpu()")
     return options
+
+
+def _parted(mask: Tensor | None, options: Options) -> tuple[Tensor | None, Tensor | None]:
+    """Return the booleans of a mask and the bias in it, as `attention.inputs.float_masks` does.
+
+    A mask that learns is a bias, whatever its numbers are.
+    """
+    if mask is None or not mask.is_floating_point():
+        return mask, None
+    is_closed = mask <= torch.finfo(mask.dtype).min / 2
+    bias = mask.masked_fill(is_closed, 0.0)
+    sees = ~is_closed if bool(is_closed.any()) else None
+    return sees, bias if options.learns or bool((bias != 0.0).any()) else None
 
 
 def _numpy(x: Tensor | None) -> np.ndarray | None:
@@ -314,9 +325,10 @@ def _(q: Tensor, k: Tensor, v: Tensor, mask: Any, sinks: Any, plan: str, *option
 @_backward.register_fake
 def _(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Any, sinks: Any, *options: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     dsinks = q.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsinks
+    dmask = mask.new_empty(mask.shape) if Options(*options).learns else q.new_empty(0)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsinks, dmask
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -326,8 +338,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _differentiate(ctx: Any, do: Tensor) -> tuple[Any, ...]:
     saved = ctx.saved_tensors  # read once, which checkpointing asks for
-    dq, dk, dv, dsinks = _backward(do, *saved, *ctx.options)
-    return dq, dk, dv, None, None if saved[4] is None else dsinks, *(None for _ in ctx.options)
+    dq, dk, dv, dsinks, dmask = _backward(do, *saved, *ctx.options)
+    others = dmask if Options(*ctx.options).learns else None, None if saved[4] is None else dsinks
+    return dq, dk, dv, *others, *(None for _ in ctx.options)
 
 
 def _refuse(ctx: Any, *gradients: Any) -> None:
@@ -359,7 +372,7 @@ _backward.register_vmap(partial(_mapped, _backward))
 
 
 def check_mask(mask: Any, where: str = "") -> None:
-    """Raise TypeError or ValueError unless a mask has booleans, or floats without a gradient.
+    """Raise TypeError unless a mask has booleans or floats.
 
     where: the beginning of the message
     """
@@ -372,45 +385,3 @@ def check_mask(mask: Any, where: str = "") -> None:
             f"{where}mask: {kind}, must be a tensor of bool, True where a query sees a key, or of"
             " floats that are added to the scores; mask.bool() makes one of 0 and 1"
         )
-    if mask.is_floating_point() and mask.requires_grad:
-        raise ValueError(
-            f"{where}mask: requires a gradient, so it is a bias. {BIAS}{where and BIAS_IN_MODELS}"
-        )
-
-
-@torch.library.custom_op("roundscope::visible", mutates_args=())
-def visible(mask: Tensor, where: str = "") -> Tensor:
-    """Return where a query sees a key, of a mask of numbers that are added to the scores.
-
-    A number is 0, or at most the lowest finite number of the type. This is an operator, so that a
-    compiled function looks at the numbers too.
-
-    Args:
-        mask: Floats of any shape.
-        where: The beginning of the message about a bias, such as the name of a layer.
-
-    Returns:
-        Booleans of this shape, True where the number is 0.
-
-    Raises:
-        ValueError: Any other number, which is a bias.
-
-    Example:
-        >>> import torch
-        >>> from roundscope.attention.torch.operator import visible
-        >>> visible(torch.tensor([0.0, -torch.inf, torch.finfo(torch.float32).min]))
-        tensor([ True, False, False])
-    """
-    sees = mask == 0.0
-    wrong = ~(sees | (mask <= torch.finfo(mask.dtype).min))
-    if bool(wrong.any()):
-        raise ValueError(
-            f"{where}mask: has the number {mask[wrong][0].item():g}. {BIAS}"
-            f"{where and BIAS_IN_MODELS}"
-        )
-    return sees
-
-
-@visible.register_fake
-def _(mask: Tensor, where: str = "") -> Tensor:
-    return torch.empty_like(mask, dtype=torch.bool)

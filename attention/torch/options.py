@@ -21,7 +21,10 @@ class Options(NamedTuple):
     softcap: float | None
     engine: str
     alignment: Alignment | None
+    learns: bool  # whether the mask is a bias that has a gradient
 
     def of_attend(self) -> dict[str, Any]:
         """Return the arguments of `attend` and `examine`."""
-        return self._asdict() | {"plan": plan_of(self.plan)}
+        given = self._asdict() | {"plan": plan_of(self.plan)}
+        del given["learns"]
+        return given

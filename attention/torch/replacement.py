@@ -15,7 +15,7 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.attention.torch.call import Call, Handler
 from roundscope.attention.torch.calls import Interception, intercept
 from roundscope.attention.torch.discovery import attention_layers
-from roundscope.attention.torch.operator import attention, check_mask, visible
+from roundscope.attention.torch.operator import attention, check_mask
 
 
 def use(
@@ -28,10 +28,10 @@ def use(
 ) -> Interception:
     """Let a model run its attention, forward and backward, on chosen plans.
 
-    Each layer computes `roundscope.torch.attention` of the q, k, v, mask, scale, window, softcap
-    and sinks that its own kernel would have got, in their types: autocast has been applied. The
-    output is given to the model in q's type, as a kernel does. Where `attend` returns float32 for
-    inputs of 16 bits, as under "exact", that is one more rounding, to nearest even.
+    Each layer computes `roundscope.torch.attention` of the q, k, v, mask, bias, scale, window,
+    softcap and sinks that its own kernel would have got, in their types: autocast has been applied.
+    The output is given to the model in q's type, as a kernel does. Where `attend` returns float32
+    for inputs of 16 bits, as under "exact", that is one more rounding, to nearest even.
 
     A plan's seed is fixed, so a stochastic plan draws the same random bits in every layer of the
     same shape and in every step. A row of the mask in which nothing is visible gives 0, where
@@ -59,8 +59,9 @@ def use(
     Raises:
         TypeError: `model` or a plan has the wrong type.
         ValueError: A key fits no layer; the message lists the layers. Or a plan has an unknown
-            word. In a forward: what a call asks for and plans do not model, such as dropout or a
-            bias of the scores; the message names the layer.
+            word. In a forward: what a call asks for and plans do not model, such as dropout, or
+            what a plan has not, such as a bias of the scores under "fa2"; the message names the
+            layer.
 
     Example:
         >>> import torch
@@ -124,10 +125,13 @@ def _attended(call: Call, text: str, block_q: int, block_k: int) -> Tensor:
             " attention_dropout or attn_pdrop), or call model.eval()"
         )
     mask = call.mask
-    if mask is not None and mask.is_floating_point():
-        check_mask(mask, where)
-        mask = visible(mask, where)
+    check_mask(mask, where)
     named = ("is_causal", "alignment", "scale", "window", "softcap", "sinks")
     how = {name: getattr(call, name) for name in named}
     how |= {"plan": text, "mask": mask, "block_q": block_q, "block_k": block_k}
-    return attention(call.q, call.k, call.v, **how).to(call.q.dtype)
+    try:
+        return attention(call.q, call.k, call.v, **how).to(call.q.dtype)
+    except ValueError as error:
+        if str(error).startswith("bias: "):
+            raise ValueError(f"{where}{error}") from None
+        raise

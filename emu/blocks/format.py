@@ -8,7 +8,7 @@ X P_i::
 
 Sources: OCP Microscaling Formats (MX) 1.0, sections 5 and 6.3 (FLOOR; the MX formats); Mishra et
 al. arXiv 2506.08027 (RCEIL); Su et al. arXiv 2506.20752 (BUMP); torchao (CEIL, EVEN); NVIDIA's
-NVFP4, arXiv 2509.25149.
+NVFP4, arXiv 2509.25149; Cook et al. arXiv 2512.02010 (4OVER6).
 
 **Choices that the specification leaves open.** A block with an infinity or a NaN gets the scale
 NaN, so all its numbers are NaN. A scale beyond the scale format's range becomes the largest or the
@@ -78,7 +78,8 @@ class BlockFormat:
         rule: the `ScaleRule`, which computes the scale from the block's largest magnitude.
         tensor: whether the array also has one binary32 scale, which multiplies the scales of all
             blocks (NVFP4). It is (largest finite magnitude of the array) / (scale.max_finite *
-            element.max_finite), or 1 for an array of zeros.
+            element.max_finite), or 1 for an array of zeros. Under the rule 4OVER6 256 stands in
+            place of scale.max_finite, so that a scale of a / 4 exists.
         tensor_scale: the scale of the array where it is given, as by a calibration, in place of the
             one that `tensor` describes. It is stored in binary32, to which another number is
             rounded. None takes the one that `tensor` describes.
@@ -143,6 +144,11 @@ class BlockFormat:
                 f"rule=bump: means elements up to 1.75 * 2^e, {f.name} ends at {f.max_finite:g};"
                 " use rceil"
             )
+        if self.rule is ScaleRule.FOUR_OVER_SIX and (f.max_finite, s.max_finite) != (6.0, 448.0):
+            raise ValueError(
+                f"rule=4over6: is for elements up to 6 with scales e4m3fn, not {f.name} with"
+                f" {s.name}; use nvfp4"
+            )
         if self.tensor and self.power_of_two:
             raise ValueError(
                 f"rule={self.rule}: a power of two under a tensor scale; use nearest or rceil and"
@@ -167,8 +173,14 @@ class BlockFormat:
     @property
     def power_of_two(self) -> bool:
         """Return whether every scale is a power of two."""
-        to_scales = self.rule in (ScaleRule.RCEIL, ScaleRule.NEAREST)
+        to_scales = self.rule in (ScaleRule.RCEIL, ScaleRule.NEAREST, ScaleRule.FOUR_OVER_SIX)
         return not to_scales or (self.rule is ScaleRule.RCEIL and self.scale.precision == 1)
+
+    @property
+    def tensor_top(self) -> float:
+        """The magnitude that the scale of the whole array brings its largest number to."""
+        of_scales = 256.0 if self.rule is ScaleRule.FOUR_OVER_SIX else self.scale.max_finite
+        return of_scales * self.element.format.max_finite
 
     @property
     def bits(self) -> float:
@@ -183,49 +195,56 @@ def _in_binary32(scale: float) -> float:
     return float(np.float32(scale))
 
 
-_SHAPE = re.compile(r"(\w+)\[(?:([0-9]+)x)?([0-9]+)\](?:\*(\w+))?")
+_SHAPE = re.compile(r"(\w+)\[(?:([0-9]+)x)?([0-9]+)\](?:\*(\w+?)(\*fp32)?)?")
 
 
 def _shaped(name: str) -> BlockFormat:
     """Return the block format of ELEMENT[SIZE] or ELEMENT[ROWSxSIZE], with *SCALE or fp32 scales.
 
-    The rule is NEAREST, or with scales e8m0fnu FLOOR.
+    *SCALE*fp32 is for a scale of the whole array, too. The rule is NEAREST, or with scales e8m0fnu
+    FLOOR.
     """
     parts = _SHAPE.fullmatch(name)
     if parts is None:
         raise ValueError(
             f"block format={shown(name)}: write ELEMENT[SIZE] or ELEMENT[ROWSxSIZE], and *SCALE for"
-            " scales other than fp32, as int8[128x64] or e2m1fn[16]*e4m3fn"
+            " scales other than fp32, as int8[128x64] or e2m1fn[16]*e4m3fn, and *fp32 once more for"
+            " a scale of the whole array, as e2m1fn[16x16]*e4m3fn*fp32"
         )
-    element, rows, size, scale = parts.groups(default="")
+    element, rows, size, scale, tensor = parts.groups(default="")
     f = INTEGERS[element] if element in INTEGERS else format_named(element)
     scales = format_named(scale or "fp32")
     rule = ScaleRule.FLOOR if scales == E8M0 else ScaleRule.NEAREST
     return BlockFormat(
-        element=Rounding(format=f), size=int(size), rows=int(rows or 1), scale=scales, rule=rule
+        element=Rounding(format=f),
+        size=int(size),
+        rows=int(rows or 1),
+        scale=scales,
+        rule=rule,
+        tensor=bool(tensor),
     )
 
 
 BLOCK_NAMED: dict[str, BlockFormat] = {name: _shaped(words) for name, words in BLOCKS.items()}
-BLOCK_NAMED["nvfp4"] = replace(BLOCK_NAMED["nvfp4"], tensor=True)
 
 
 def in_words(f: BlockFormat) -> str:
     """Return a block format in words that `block_format` reads, without its seed.
 
-    Known formats have their names. An unknown one with a scale of the whole tensor has no words,
-    and the result is then its text.
+    Known formats have their names. One with a given scale of the whole array has no words, and the
+    result is then its text.
 
     Example:
         >>> from roundscope.emu.blocks.format import block_format, in_words
         >>> in_words(block_format("int8[128x64]", "ties-to-away"))
         'int8[128x64]:ties-to-away'
     """
-    known = next((name for name, other in BLOCK_NAMED.items() if _shape(f) == _shape(other)), None)
-    if known is None and f.tensor:
+    if f.tensor_scale is not None:
         return str(f)
+    known = next((name for name, other in BLOCK_NAMED.items() if _shape(f) == _shape(other)), None)
     tile = f"{f.rows}x{f.size}" if f.rows > 1 else f"{f.size}"
-    scale = "" if f.scale == format_named("fp32") else f"*{f.scale.name}"
+    scale = "" if f.scale == format_named("fp32") and not f.tensor else f"*{f.scale.name}"
+    scale += "*fp32" if f.tensor else ""
     name = known or f"{f.element.format.name}[{tile}]{scale}"
     base = block_format(name)
     rule = "" if f.rule is base.rule else f":{f.rule}"
@@ -270,7 +289,8 @@ def block_format(
 
     The element of ELEMENT[SIZE] is a format of numbers, or int8 or int4, whose numbers are k / 64
     and k / 4 (the scale has the other factor, a power of two). Scales are fp32, to nearest; with
-    `*SCALE` they are of another format, as in "e2m1fn[16]*e4m3fn".
+    `*SCALE` they are of another format, as in "e2m1fn[16]*e4m3fn", and with `*SCALE*fp32` the
+    array has a scale of its own, as in "e2m1fn[16x16]*e4m3fn*fp32", NVFP4 in squares.
 
     Raises:
         ValueError: for an unknown name, and as `BlockFormat` does.

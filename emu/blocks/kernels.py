@@ -29,6 +29,8 @@ from roundscope.emu.backends.numba.rounding import (
 from roundscope.emu.backends.numba.word import from_word, to_word
 from roundscope.emu.backends.threads import over_threads
 from roundscope.emu.blocks.format import BlockFormat
+from roundscope.emu.blocks.four_over_six import LARGEST, chooses_four
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.blocks.rule import (
     Powers,
     Quotients,
@@ -383,11 +385,32 @@ def dequantise(p: np.ndarray, scales: np.ndarray, tensor: float) -> np.ndarray:
 def _run_scaled(
     x: np.ndarray, y: np.ndarray, lots: np.ndarray, f: BlockFormat, times: bool
 ) -> tuple[np.ndarray, float]:
-    """Run `scaled` over threads; return the scales X of shape (n,) in float64, and the scale T."""
+    """Write what `scaled` does to y; return the scales X, (n,) in float64, and the scale T."""
+    if f.rule is not ScaleRule.FOUR_OVER_SIX:
+        return _run_by(x, y, lots, f, times)
+    pairs = [(p := np.empty_like(x), _run_by(x, p, lots, f, False, m)) for m in LARGEST]
+    products = [p * (scales[:, None] * tensor) for p, (scales, tensor) in pairs]  # in binary64
+    four = chooses_four(np, lambda e: e.astype(np.float32).astype(np.float64), x, *products)
+    by_six, by_four = products if times else [p for p, _ in pairs]
+    (in_six, tensor), (in_four, _) = (found for _, found in pairs)
+    with np.errstate(over="ignore"):
+        y[:] = np.where(four, by_four, by_six)
+    return np.where(four[:, 0], in_four, in_six), tensor
+
+
+def _run_by(
+    x: np.ndarray,
+    y: np.ndarray,
+    lots: np.ndarray,
+    f: BlockFormat,
+    times: bool,
+    m: float | None = None,
+) -> tuple[np.ndarray, float]:
+    """Run `scaled` over threads; m: in place of the largest element, as `quotients_of` has it."""
     k, power, tensor = x.shape[1], f.power_of_two, tensor_scale(x, f)
     scales, cut = np.empty(x.shape[0]), _parts(x.size, x.shape[1])
     flat, result = np.ascontiguousarray(x).reshape(-1), y.reshape(-1)
-    p, q = (powers_of(f), _NO_QUOTIENTS) if power else (_NO_POWERS, quotients_of(f))
+    p, q = (powers_of(f), _NO_QUOTIENTS) if power else (_NO_POWERS, quotients_of(f, m))
 
     def job(lo: int, hi: int) -> None:
         part = cut(lo, hi)

@@ -190,7 +190,6 @@ def tensor_scale(ops: Any, x: Array, f: BlockFormat) -> Array:
     if given is not None:
         return xp.full((1, 1), given)
     top = xp.max(xp.where(xp.isfinite(x), xp.abs(x), 0.0)).reshape(1, 1)
-    largest = f.scale.max_finite * f.element.format.max_finite
-    quotient = ops.divide(top, xp.full((1, 1), largest))
+    quotient = ops.divide(top, xp.full((1, 1), f.tensor_top))
     scale = ops.round(quotient, rounding(BINARY32, overflow="saturate"), None)
     return xp.where(top == 0.0, 1.0, xp.maximum(scale, 2.0**-149))

@@ -5,7 +5,8 @@ Whoever reads a format from a text asks here; the formats themselves are in `emu
 
 from enum import StrEnum
 
-# each named format as ELEMENT[SIZE] or ELEMENT[ROWSxSIZE], and *SCALE for scales other than fp32
+# each named format as ELEMENT[SIZE] or ELEMENT[ROWSxSIZE], *SCALE for scales other than fp32, and
+# *fp32 once more for a scale of the whole array
 BLOCKS = {
     "mxfp8_e4m3": "e4m3fn[32]*e8m0fnu",
     "mxfp8_e5m2": "e5m2[32]*e8m0fnu",
@@ -13,7 +14,7 @@ BLOCKS = {
     "mxfp6_e2m3": "e2m3fn[32]*e8m0fnu",
     "mxfp4": "e2m1fn[32]*e8m0fnu",
     "mxint8": "int8[32]*e8m0fnu",
-    "nvfp4": "e2m1fn[16]*e4m3fn",  # and one scale of the whole array
+    "nvfp4": "e2m1fn[16]*e4m3fn*fp32",
     "fp8_1x128": "e4m3fn[128]",  # activations in DeepSeek-V3, arXiv 2412.19437, 3.3.2
     "fp8_128x128": "e4m3fn[128x128]",  # weights in DeepSeek-V3
 }
@@ -46,6 +47,10 @@ class ScaleRule(StrEnum):
         RCEIL: the scale is a / m, rounded up to a number of the scale format.
         NEAREST: the scale is a / m, rounded to the nearest number of the scale format, with ties to
             even.
+        FOUR_OVER_SIX: "4over6", the scale is that of NEAREST with m = 6 or with m = 4, whichever
+            leaves the smaller sum of squared errors in the block, and that of 6 if both are equal
+            (arXiv 2512.02010). It is for elements e2m1fn with scales e4m3fn, as NVFP4 has them; a
+            scale of the whole array leaves room for a / 4.
 
     Example:
         >>> import numpy as np
@@ -61,3 +66,4 @@ class ScaleRule(StrEnum):
     BUMP = "bump"
     RCEIL = "rceil"
     NEAREST = "nearest"
+    FOUR_OVER_SIX = "4over6"

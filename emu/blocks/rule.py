@@ -80,17 +80,17 @@ def powers_of(f: BlockFormat) -> Powers:
     return Powers(ONE - 1 - fraction[f.rule], e.emax, exponent(f.scale.min_positive), f.scale.emax)
 
 
-def quotients_of(f: BlockFormat) -> Quotients:
-    """Return the integers of a rule that rounds a quotient."""
+def quotients_of(f: BlockFormat, m: float | None = None) -> Quotients:
+    """Return the integers of a rule that rounds a quotient; m: in place of the largest element."""
     mode = RoundingMode.TOWARD_POSITIVE if f.rule is ScaleRule.RCEIL else RoundingMode.TIES_TO_EVEN
-    element = f.element.format.max_finite
+    element = f.element.format.max_finite if m is None else m
     return Quotients(
         bits_of(element, C64),
         target_of(Rounding(format=f.scale, mode=mode, overflow=Overflow.SATURATE), C64)._replace(
             unsigned=0
         ),
         bits_of(f.scale.min_positive, C64),
-        bits_of(f.scale.max_finite * element, C64),
+        bits_of(f.tensor_top, C64),
         target_of(rounding(BINARY32, overflow=Overflow.SATURATE), C64),
     )
 

@@ -40,6 +40,8 @@ from roundscope.emu.backends.xla.rounding import (
 )
 from roundscope.emu.blocks.blocked import Blocked
 from roundscope.emu.blocks.format import BlockFormat
+from roundscope.emu.blocks.four_over_six import LARGEST, chooses_four
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.blocks.rule import ONE, Quotients, build_block_rule, powers_of, quotients_of
 from roundscope.emu.roundings.modes import BINARY32, Overflow, Rounding, RoundingMode
 from roundscope.emu.roundings.random import random31
@@ -95,6 +97,18 @@ def _fits_32(f: BlockFormat) -> bool:
 
 def _wide(x: Array, f: BlockFormat, random: Array | None) -> tuple[Array, Array, Array]:
     """Return P (n, k), X (n, 1) and T of float64 blocks (n, k), in float64."""
+    if f.rule is not ScaleRule.FOUR_OVER_SIX:
+        return _wide_by(x, f, random)
+    (p6, x6, tensor), (p4, x4, _) = (_wide_by(x, f, random, m) for m in LARGEST)
+    products = p6 * (x6 * tensor), p4 * (x4 * tensor)
+    four = chooses_four(jnp, lambda e: round_wide(e, BINARY32), x, *products)
+    return jnp.where(four, p4, p6), jnp.where(four, x4, x6), tensor
+
+
+def _wide_by(
+    x: Array, f: BlockFormat, random: Array | None, m: float | None = None
+) -> tuple[Array, Array, Array]:
+    """Return what `_wide` does; m: in place of the largest element, as `quotients_of` has it."""
     b = _bits(x)
     a = b & C64.magnitude
     top = a.max(axis=1, keepdims=True)
@@ -105,7 +119,7 @@ def _wide(x: Array, f: BlockFormat, random: Array | None) -> tuple[Array, Array,
         e = RULE.exponent(top, powers_of(f))
         q, scales = RULE.shifted(a, e), _float((e + 1023) << 52)
     else:
-        scales = _scale(top, tensor, quotients_of(f))
+        scales = _scale(top, tensor, quotients_of(f, m))
         q = RULE.quotient(a, _bits(scales * tensor))
     signed = _float(jnp.where(good, q, 0) | (b & ~jnp.int64(C64.magnitude)))
     p = round_wide(signed, f.element, random)

@@ -101,12 +101,17 @@ SOURCES = {  # of studies that `source_of` has no rule for
     catalogue.SU.name: _paper(
         catalogue.SU,
         _links(MX, "mx-instability"),
-        {"su-proxy.sqlite.gz": "proxy-h200.sqlite", "su-ln-fix.sqlite.gz": "proxy.sqlite"},
+        {"su-proxy.sqlite.gz": "proxy.sqlite", "su-ln-fix.sqlite.gz": "su.sqlite"},
     ),
     catalogue.MXFP8.name: _paper(
         catalogue.MXFP8,
         _links("mxfp8-recipes-arxiv-250608027", "mxfp8-recipes"),
         {"mxfp8.sqlite.gz": "mxfp8.sqlite", "mxfp8-proxy.sqlite.gz": "proxy.sqlite"},
+    ),
+    catalogue.LOWBIT.name: _paper(
+        catalogue.LOWBIT,
+        {"../findings/low-bit-training.md": FINDING},
+        {"lowbit.sqlite.gz": "lowbit.sqlite"},
     ),
     catalogue.DOSE.name: Source(
         image="dose.png",
@@ -163,6 +168,7 @@ LINKS = {  # of the other studies, if there are any
     catalogue.FA4.name: {"../findings/kernels.md#flashattention-4-and-cudnns-mxfp8": FINDING},
     catalogue.TWO_LEVEL.name: {"../findings/kernels.md#fp8-on-hopper-over-long-rows": FINDING},
     catalogue.ALARM.name: _links("a-warning-before-the-loss-moves"),
+    catalogue.FP4_RULES.name: {"../findings/fp4-rules.md": FINDING},
 }
 
 

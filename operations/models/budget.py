@@ -3,7 +3,7 @@ step of a model, against binary64: what was measured, and its text.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +14,8 @@ from roundscope.emu.stats.comparison import Lost, deviations, gain, lost, relati
 NOTHING = 1e-13  # a relative error that is binary64's own
 WORTH = 0.9  # the part of an error that may be left by a change that is worth telling
 FEW = 12  # lines of a text, of operations and of events
+TOO_MUCH = 0.5  # the interaction from which on shares are no parts of a whole
+OTHER = 0.1  # the difference from the model's own gradients, over their error, that comes first
 
 
 class Results(NamedTuple):
@@ -168,6 +170,22 @@ class Tried(NamedTuple):
     errors: Errors
 
 
+class Flipped(NamedTuple):
+    """A decision that differs from that of binary64, as the experts to which tokens go.
+
+    title   the operation that decides
+    differ  how many rows, or numbers, of its result are others
+    total   of how many
+    """
+
+    title: str
+    differ: int
+    total: int
+
+    def __str__(self) -> str:
+        return f"{self.differ:,} of {self.total:,} in {self.title}"
+
+
 class Broken(NamedTuple):
     """Where numbers stop being finite that are finite in binary64.
 
@@ -195,6 +213,8 @@ class ModelBudget:
         is_logprobs: Whether the step ends with log-probabilities of tokens; else with an output.
         unequal: The part of the numbers of the gradients in which the step, replayed, differs from
             the model's own; 0 if the replay is the model to the bit.
+        apart: By how much, over the length of the model's own gradients.
+        flips: Decisions that differ from those of binary64: an error that jumps, and is no sum.
         broken: Where numbers stop being finite; None if they do not.
         notes: What else a reader must know.
 
@@ -217,6 +237,8 @@ class ModelBudget:
     unequal: float
     broken: Broken | None
     notes: tuple[str, ...]
+    apart: float = 0.0
+    flips: tuple[Flipped, ...] = ()
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -254,15 +276,51 @@ class ModelBudget:
             return f"The step of {self.operations:,} operations makes no error beyond binary64's."
         parts: list[str] = []
         for result in self.results:
+            if abs(self.interaction(result)) > TOO_MUCH:
+                continue
             each = [(x.share(result, self.total), x.name) for x in self.lines]
             most = [x for x in sorted(each, reverse=True)[:2] if x[0] > 0.05]
             what = "that" if parts else "the squared error"
             for i, (share, name) in enumerate(most):
                 whole = f" of {what} of the {self.called(result)}"
                 parts.append(f"and {name} {share:.0%}" if i else f"{name} makes {share:.0%}{whole}")
-        text = f"{'; '.join(parts)}.".replace("; and", " and")
+        text = f"{'; '.join(parts)}.".replace("; and", " and") if parts else ""
+        apart = [r for r in self.results if abs(self.interaction(r)) > TOO_MUCH]
+        whole = self._whole_words(apart) if apart else ""
         repairs = [self._repair_words(result) for result in self.results]
-        return " ".join([text, *filter(None, repairs)])
+        return " ".join(filter(None, [self._other_words(), whole, text, *repairs]))
+
+    def _other_words(self) -> str:
+        """Return what is to be known first of gradients that are not the model's own."""
+        if not self.apart > OTHER * self.total.of("gradients"):
+            return ""
+        return (
+            "The gradients measured here are not the model's own: they differ in"
+            f" {self.unequal:.1%} of their numbers, by {self.apart:.1e} of their length, and their"
+            f" error is {self.total.of('gradients'):.1e}; the notes say why."
+        )
+
+    def _whole_words(self, results: Sequence[str]) -> str:
+        """Return what is told of results to whose error the shares do not add up."""
+        what = " and ".join(f"{self.interaction(r):+.0%} of the {self.called(r)}" for r in results)
+        text = f"The errors of the groups do not add up (interaction {what}), so no share is told"
+        if self.flips:
+            text += f": decisions differ from those in binary64 ({self.flips[0]})"
+        for result in results:
+            least = min(
+                ((x.without.of(result), x.name) for x in self.lines if x.without is not None),
+                default=None,
+            )
+            before = self.total.of(result)
+            if least is None or not least[0] < WORTH * before:
+                what = f"the error of the {self.called(result)}"
+                text += f". No group's absence takes away a tenth of {what}"
+            else:
+                text += (
+                    f". Without {least[1]} the error of the {self.called(result)} is"
+                    f" {least[0]:.1e} in place of {before:.1e}"
+                )
+        return text + "."
 
     def repair(self, result: str) -> Tried | None:
         """Return what was tried that leaves the least error of a result."""

@@ -82,13 +82,32 @@ def inputs_of(
     if settings is None:
         return []
     if own.name == "rope":
-        if len(arrays) < 4 or arrays[2].ndim != arrays[0].ndim - 1:
+        found = [] if len(arrays) < 4 else [(x, *arrays[2:4]) for x in arrays[:2]]
+        pairs = [(x, table_of(x, cos), table_of(x, sin)) for x, cos, sin in found]
+        if any(table is None for _, *tables in pairs for table in tables):
             return []
-        tables = [np.expand_dims(x, 1) for x in arrays[2:4]]
-        pairs = [(x, *(np.broadcast_to(t, x.shape) for t in tables)) for x in arrays[:2]]
         return [(own.name, dict(zip(("x", "cos", "sin"), p, strict=True)), {}) for p in pairs]
     inputs = _assigned(own, arrays, held)
     return [] if inputs is None else [(own.name, inputs, settings)]
+
+
+def table_of(x: np.ndarray, table: np.ndarray) -> np.ndarray | None:
+    """Return a table of a rotary embedding as an array of the shape of x; None if it does not fit.
+
+    Args:
+        x: Heads (B, N, T, F), or (B, T, N, F).
+        table: Cosines or sines (B, T, F), or of half as many features, those of both halves, as
+            gpt-oss has them.
+    """
+    if 2 * table.shape[-1] == x.shape[-1]:
+        table = np.concatenate([table, table], -1)
+    for axis in (1, -2):
+        one = np.expand_dims(table, axis) if table.ndim == x.ndim - 1 else table
+        try:
+            return np.broadcast_to(one, x.shape)
+        except ValueError:
+            continue
+    return None
 
 
 def _settings(

@@ -208,6 +208,7 @@ CALLS = [
     ),
     # plans
     ("plan-none", call(plan=None), TypeError, ("plan=None", "give a Plan")),
+    ("plan-absent", lambda: attend(Q, K, V), TypeError, ("plan=None", "'fa2'", "roundscope plans")),
     ("plan-number", look(plan=3), TypeError, ("plan=3", "give a Plan")),
     ("plan-near", call(plan="fa2-bf61"), ValueError, ("'fa2-bf61'", "did you mean 'fa2-bf16'")),
     ("plan-core", call(plan="fa2-bf16@hoper"), ValueError, ("hoper", "did you mean 'hopper'")),

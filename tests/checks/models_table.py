@@ -190,9 +190,10 @@ def textbook(call: Captured) -> np.ndarray:
     scores = call.scale * q @ k.swapaxes(-1, -2)
     if call.softcap is not None:
         scores = call.softcap * np.tanh(scores / call.softcap)
+    if call.bias is not None:
+        scores = scores + call.bias
     if call.mask is not None:
-        is_seen = call.mask.dtype == bool
-        scores = np.where(call.mask, scores, -np.inf) if is_seen else scores + call.mask
+        scores = np.where(call.mask, scores, -np.inf)
     if call.is_causal:
         scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
     top = scores.max(-1, keepdims=True)
@@ -295,15 +296,10 @@ class Table:
                 stepped(self.model)
             return "`what='operations'`"
 
-        def with_bias() -> str:
-            self.capture()
-            return "capture, watch and correct take it" if name == "use" else ""
-
         return [
             ("attn_implementation='sdpa'", by_sdpa),
             ("roundscope trace", traced),
             ("freeze the bias", frozen),
-            ("capture, watch and correct take a bias", with_bias),
             ("what='operations'", operations),
         ]
 

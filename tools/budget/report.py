@@ -53,7 +53,9 @@ READ = (
     (
         "interaction",
         "What the shares do not add up to. Above 0, errors of several groups point the same way;"
-        " below 0, they cancel.",
+        " below 0, they cancel, and a share may be above 100 %. Beyond 50 % shares are no parts of"
+        " a whole: read the columns without it. Decisions that differ from those in binary64, such"
+        " as the experts of a token, do that: the notes count them.",
     ),
     (
         "backward",
@@ -279,6 +281,8 @@ def _data(asked: BudgetOptions, found: ModelBudget, seconds: float) -> dict[str,
         "total": errors(found.total),
         "interaction": {r: found.interaction(r) for r in found.results},
         "unequal": found.unequal,
+        "apart": found.apart,
+        "flips": [flip._asdict() for flip in found.flips],
         "lines": [line(x) for x in found.lines],
         "events": [line(x) for x in found.events],
         "tried": [{"words": x.words, "errors": errors(x.errors)} for x in found.tried],

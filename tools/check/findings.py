@@ -132,8 +132,8 @@ class Findings:
         if self.compared is not None:
             kinds = len({f.inputs for f in self.compared.findings})
             parts.append(
-                f"as exact and no more biased on {self.compared.heads} heads of {kinds} kinds of"
-                " inputs"
+                f"as exact and no more biased on {self.compared.heads} heads of {kinds}"
+                f" {'kind' if kinds == 1 else 'kinds'} of inputs"
             )
         edges = self.of("edges")
         right = sum(c.answer is Answer.PASS for c in edges)

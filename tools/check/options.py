@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from roundscope.tools.errors import bad
+from roundscope.emu.errors import unknown
+from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.options import (
     CallOptions,
     Json,
@@ -203,8 +204,13 @@ def checked(asked: CheckOptions) -> None:
         raise bad("--dtype", asked.dtype, f"must be one of {', '.join(UNITS)}")
     for name in asked.tests:
         if name not in TESTS:
-            raise bad("--only", name, f"must be among {', '.join(TESTS)}")
-    asked.reference()
+            raise UsageError(f"--only: {unknown('test', name, TESTS)}")
+    try:
+        asked.reference()
+    except ValueError as error:
+        if asked.claims is None or not str(error).startswith("unknown preset"):
+            raise
+        raise UsageError(f"--claims {quote(asked.claims)}: {error}") from None
 
 
 def command_of(asked: CheckOptions, only: tuple[str, ...] | None = None) -> str:

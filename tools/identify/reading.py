@@ -18,7 +18,14 @@ from roundscope.tools.errors import UsageError, bad, one_line, why
 from roundscope.tools.identify.adapters import ADAPTERS, OF_FILES, kernel, plain_name
 from roundscope.tools.identify.options import IdentifyOptions
 from roundscope.tools.tensors.files import open_tensors
-from roundscope.tools.tensors.layers import BARE, SHOWN, Layer, read_layers, sample_path
+from roundscope.tools.tensors.layers import (
+    BARE,
+    SHOWN,
+    Layer,
+    check_unbiased,
+    read_layers,
+    sample_path,
+)
 from roundscope.tools.tensors.overrides import AS_THE_FILE, Overrides, overrides_of
 
 GRADIENTS = ("dq", "dk", "dv")
@@ -81,9 +88,23 @@ def unknown_source(source: str) -> UsageError:
     if path.suffix in (".safetensors", ".npz") or len(path.parts) > 1:
         repair = "no such file; give a safetensors or npz file, or the name of a kernel"
         return bad("FILE", source, repair)
+    if (module := _module_here(source)) is not None:
+        functions = ", ".join(f"{source}:{n}" for n in module) or f"{source}:FUNCTION"
+        return UsageError(f"{source!r} is a module; name a function of it: {functions}")
     return UsageError(
         unknown("kernel", source, ADAPTERS, "or module:function, or a safetensors or npz file")
     )
+
+
+def _module_here(name: str) -> list[str] | None:
+    """Return the public functions that a module in this folder defines; None if there is none."""
+    path = Path(f"{name.replace('.', '/')}.py")
+    if not re.fullmatch(r"[\w.]+", name) or not path.is_file():
+        return None
+    text = path.read_text(encoding="utf-8", errors="replace")
+    found = re.findall(r"^def ([a-z]\w*)\(\s*(q\b)?", text, re.M)
+    has_queries = any(q for _, q in found)
+    return [str(function) for function, q in found if q or not has_queries][:4]
 
 
 def _of_kernel(options: IdentifyOptions, overrides: Overrides) -> Call:
@@ -143,6 +164,7 @@ def whole_of_file(
         problem = f"has {len(layers)} layers, {names}{more}; choose one with --layer"
         raise bad("FILE", str(path), problem)
     [own] = layers
+    check_unbiased(own, "run that, or add --bias none to leave it out")
     prefix = f"{own.prefix}." if own.prefix else ""
     with open_tensors(path) as file:
         order = (layout or file.metadata["layout"]).upper()

@@ -12,6 +12,13 @@ LEGEND = (
     "p: precision.  epsilon: from 1 to the next number.  tie window: exp(-g) rounds to 1 up to"
     " this g."
 )
+OTHERS = (  # words that stand for many formats, or for what a list of plans calls one
+    " int8[64]     any element (int4 and int8 too) in blocks of 64, with a scale in fp32;"
+    "\n              of 128 x 64 as e4m3fn[128x64]; another scale as e2m1fn[16]*e4m3fn",
+    " int8[token]  in check-cast: one scale for each row; int8[channel] for each column,"
+    "\n              int8[tensor] for the array",
+    " e4m3fn-blocks, e4m3fn/256: what lists of plans call such blocks, and E4M3 over 256",
+)
 OPTIONAL = (3, 5)  # columns that a narrow screen goes without: emin and min normal
 
 
@@ -49,7 +56,7 @@ def show(names: Iterable[str] = (), as_json: bool = False) -> None:
             whole = ", the array's in fp32" if f.tensor else ""
             about = f"{f.element.format.name}, a scale in {f.scale.name} for {tile} numbers{whole}"
             lines.append(f" {name:12} {about}")
-        parts += [Text(""), Text(title), Code("\n".join(lines))]
+        parts += [Text(""), Text(title), Code("\n".join([*lines, *OTHERS]))]
     terminal.show(parts)
 
 

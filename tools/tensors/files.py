@@ -83,12 +83,7 @@ class TensorFile:
         array = self.array(name)
         if array.dtype == bool:
             return np.ascontiguousarray(array)
-        repair = "give bool, True where a query sees a key"
-        if array.dtype.kind not in "iu":
-            repair = (
-                "a bias that is added to the scores, which Roundscope has not; where it only closes"
-                " keys, write it as bool, True where a query sees a key"
-            )
+        repair = "give bool, True where a query sees a key, or a bias as `bias`"
         raise bad(f"tensor {name}", str(array.dtype), repair)
 
     def said(self, prefix: str, name: str) -> str | None:

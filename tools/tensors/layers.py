@@ -1,8 +1,8 @@
 """Attention's tensors from a file: q, k, v and optionally do, per layer, as (B, T, N, H).
 
 What a file says of a layer's call is read too: mask, causality and how it is aligned, scale,
-window, softcap and sinks, as in the files that `attention.models.capture_file` writes, and the
-scales with which q, k and v are stored (`tensors.files`). A caller may overrule it
+window, softcap, sinks and bias, as in the files that `attention.models.capture_file` writes, and
+the scales with which q, k and v are stored (`tensors.files`). A caller may overrule it
 (`tensors.overrides`). Each sequence of packed tensors is a layer of its own
 (`attention.inputs.packed`).
 """
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention.inputs.alignment import ALIGNMENTS, Alignment, note_on
+from roundscope.attention.inputs.float_masks import parted
 from roundscope.attention.inputs.packed import lengths_given
 from roundscope.attention.models.capture_file import FORMAT
 from roundscope.emu.errors import unknown
@@ -42,7 +43,7 @@ from roundscope.tools.tensors.overrides import (
 
 LAYOUTS = ("BNTH", "BTNH")
 ROLES = ("q", "k", "v", "do")
-OTHERS = ("mask", "sinks", "out", "lse", "dq", "dk", "dv")  # read elsewhere, or results
+OTHERS = ("mask", "bias", "sinks", "out", "lse", "dq", "dk", "dv")  # read elsewhere, or results
 LENGTHS = ("cu_seqlens_q", "cu_seqlens_k")  # of packed sequences, as FlashAttention names them
 SPELLED = {name.replace("seqlens", "seq_lens"): name for name in LENGTHS}  # as transformers does
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
@@ -61,13 +62,14 @@ class Layer:
     """One layer's tensors: float32, C-contiguous.
 
     q (B,T,N,H)   k (B,S,G,H)   v (B,S,G,Hv)   do (B,T,N,Hv) or None;   N is a multiple of G
-    nan_count     how many numbers of all of them, and of sinks, are NaN or infinite
+    nan_count     how many numbers of all of them, of sinks and of bias, are NaN or infinite
     scale         the factor of the scores from the file's metadata; None if it has none
     is_causal     whether a query t sees the keys s <= t only; None if nothing says so
     alignment     whether t and s are counted from the first or from the last, if that is said
     mask          (B or 1, N or 1, T, S) of bool, True where a query sees a key; None for none
     window        how many keys a query sees, its own included; None for all
     softcap       the bound of the scores; None for none
+    bias          (B or 1, N or 1, T, S), added to the scaled scores; None for none
     sinks         (N,): a logit of each query head; None for none
     types         the types of q, k and v in the file, by their names in NumPy
     notes         what a reader of the results should know of the file: what is not read of it, what
@@ -92,6 +94,7 @@ class Layer:
     window: int | None = None
     softcap: float | None = None
     sinks: np.ndarray | None = None
+    bias: np.ndarray | None = None
     alignment: Alignment | None = None
     types: tuple[str, ...] = ()
     scales: dict[str, np.ndarray] | None = None
@@ -177,10 +180,18 @@ def without_numbers(layer: Layer) -> Layer:
     """Return a layer whose arrays keep shape and type, but hold zeros that need no memory."""
     empty: dict[str, Any] = {
         name: np.broadcast_to(np.zeros((), a.dtype), a.shape)
-        for name in (*ROLES, "mask", "sinks")
+        for name in (*ROLES, "mask", "bias", "sinks")
         if (a := getattr(layer, name)) is not None
     }
     return replace(layer, **empty)
+
+
+def check_unbiased(layer: Layer, repair: str) -> Layer:
+    """Return a layer. Raises UsageError for one whose scores have a bias; repair: what to do."""
+    if layer.bias is None:
+        return layer
+    why = "its scores have a bias, which only `roundscope trace` takes"
+    raise bad("layer", layer.name, f"{why}; {repair}")
 
 
 def layer_names(path: str | Path, layer: str | None = None) -> list[str]:
@@ -249,7 +260,7 @@ def _sequence(whole: Layer, name: str, tokens: tuple[slice, slice]) -> Layer:
     queries, keys = tokens
     parts = {"q": queries, "k": keys, "v": keys} | ({} if whole.do is None else {"do": queries})
     arrays = {n: np.ascontiguousarray(getattr(whole, n)[:, own]) for n, own in parts.items()}
-    lost = sum(not_finite(arrays, whole.sinks).values())
+    lost = sum(not_finite(arrays, whole.sinks, whole.bias).values())
     where = f"queries {queries.start} to {queries.stop - 1}, keys {keys.start} to {keys.stop - 1}"
     notes = (*whole.notes, f"a sequence of packed tensors: {where}")
     made: dict[str, Any] = {**arrays, "name": name, "nan_count": lost, "notes": notes}
@@ -384,7 +395,8 @@ def _settled(file: TensorFile, prefix: str, layer: Layer, overrides: Overrides) 
         for name, x in asked.items()
         if said[name] not in (None, x)
     ]
-    for name, is_read in (("mask", overrides.has_mask), ("sinks", overrides.has_sinks)):
+    for name in ("mask", "bias", "sinks"):
+        is_read = getattr(overrides, f"has_{name}")
         if not is_read and (f"{prefix}.{name}" if prefix else name) in file.names:
             notes.append(f"no {name} as asked, although the file has {name}")
     return replace(layer, **said | asked, notes=(*layer.notes, *notes))
@@ -453,12 +465,13 @@ def _layer(
     if packing is not None:
         _check_packing(file, prefix, arrays, packing)
     sinks = _sinks(file, prefix, arrays["q"].shape[2]) if overrides.has_sinks else None
-    counts = not_finite(arrays, sinks)
+    q, k, v, do = arrays["q"], arrays["k"], arrays["v"], arrays.get("do")
+    shape = q.shape[0], q.shape[2], q.shape[1], k.shape[1]
+    mask, bias = _mask_and_bias(file, prefix, shape, overrides)
+    counts = not_finite(arrays, sinks, bias)
     if any(counts.values()) and not allow_nan:
         where = ", ".join(f"{n} in {r}" for r, n in counts.items() if n)
         raise NotFiniteError(f"layer {shown(name)}: NaN or infinity: {where}; {REPAIR}")
-    q, k, v, do = arrays["q"], arrays["k"], arrays["v"], arrays.get("do")
-    shape = q.shape[0], q.shape[2], q.shape[1], k.shape[1]
     of_call = scales_of_call(file, prefix) if overrides.has_scales else {}
     notes += [_of_call(n, float(x)) for n, x in of_call.items()]
     layer = Layer(
@@ -468,7 +481,8 @@ def _layer(
         v=v,
         do=do,
         nan_count=sum(counts.values()),
-        mask=_mask(file, prefix, shape) if overrides.has_mask else None,
+        mask=mask,
+        bias=bias,
         sinks=sinks,
         types=tuple(types[role] for role in ("q", "k", "v")),
         notes=tuple(notes),
@@ -509,8 +523,11 @@ def _scales(
     return found or None
 
 
-def not_finite(arrays: dict[str, np.ndarray], sinks: np.ndarray | None) -> dict[str, int]:
-    """Return how many numbers of each array, and of sinks, are NaN or infinite."""
+def not_finite(
+    arrays: dict[str, np.ndarray], sinks: np.ndarray | None, bias: np.ndarray | None = None
+) -> dict[str, int]:
+    """Return how many numbers of each array, of sinks and of bias, are NaN or infinite."""
+    arrays = arrays if bias is None else arrays | {"bias": bias}
     counts = {role: int(a.size - np.isfinite(a).sum()) for role, a in arrays.items()}
     if sinks is not None:  # a sink of -inf is none
         counts["sinks"] = int(sinks.size - (np.isfinite(sinks) | np.isneginf(sinks)).sum())
@@ -535,26 +552,52 @@ def _check_packing(
         if last != tokens:
             repair = f"must be the {tokens} tokens of {where}{role}"
             raise bad(f"the last number of {LENGTHS[n]}", last, repair)
-    if f"{where}mask" in file.names:
-        repair = "packed sequences have no mask; leave out the mask or cu_seqlens"
-        raise bad("tensor", f"{where}mask", repair)
+    for name in ("mask", "bias"):
+        if f"{where}{name}" in file.names:
+            repair = f"packed sequences have no {name}; leave out the {name} or cu_seqlens"
+            raise bad("tensor", f"{where}{name}", repair)
 
 
-def _mask(file: TensorFile, prefix: str, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Return a layer's mask with four axes. Raises UsageError if it is none for (B, N, T, S)."""
-    name = f"{prefix}.mask" if prefix else "mask"
-    if name not in file.names:
-        return None
-    mask = file.bools(name)
-    mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+def _mask_and_bias(
+    file: TensorFile, prefix: str, shape: tuple[int, ...], overrides: Overrides
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Return a layer's mask and its bias with four axes, None for none.
+
+    A mask of floats is a bias too, and a bias hides keys by the lowest numbers of its type, as
+    `attention.inputs.float_masks` parts them. Raises UsageError for what is none for (B, N, T, S).
+    """
+    mask: np.ndarray | None = None
+    bias: np.ndarray | None = None
+    for name, is_read in (("mask", overrides.has_mask), ("bias", overrides.has_bias)):
+        full = f"{prefix}.{name}" if prefix else name
+        if full not in file.names or not is_read:
+            continue
+        array = file.array(full)
+        is_added = "float" in str(array.dtype)
+        if not is_added and name == "bias":
+            raise bad(f"tensor {full}", str(array.dtype), "give floats, added to the scores")
+        array = _of_scores(full, array if is_added else file.bools(full), shape)
+        if is_added and bias is not None:
+            raise bad("tensor", full, "the mask is a bias already; leave one of the two out")
+        sees, own = parted(array) if is_added else (array, None)
+        mask = sees if mask is None else mask & sees
+        bias = own if own is None else np.ascontiguousarray(own, np.float32)
+    if mask is not None and bias is not None and mask.all():
+        mask = None
+    return mask, bias
+
+
+def _of_scores(name: str, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return an array with four axes. Raises UsageError unless it broadcasts to (B, N, T, S)."""
+    x = x.reshape((1,) * (4 - x.ndim) + x.shape)
     try:
-        fits = np.broadcast_shapes(mask.shape, shape) == shape
+        fits = np.broadcast_shapes(x.shape, shape) == shape
     except ValueError:
         fits = False
     if not fits:
         repair = f"must broadcast to (batch, heads, queries, keys) = {shape}"
-        raise bad(f"tensor {name}", mask.shape, repair)
-    return np.ascontiguousarray(np.broadcast_to(mask, (*mask.shape[:2], *shape[2:])))
+        raise bad(f"tensor {name}", x.shape, repair)
+    return np.ascontiguousarray(np.broadcast_to(x, (*x.shape[:2], *shape[2:])))
 
 
 def _sinks(file: TensorFile, prefix: str, heads: int) -> np.ndarray | None:

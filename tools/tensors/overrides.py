@@ -25,6 +25,7 @@ class Overrides:
     softcap    the bound of the scores; 0 for none
     has_sinks  whether the file's sinks take part
     has_mask   whether the file's mask takes part
+    has_bias   whether the file's bias takes part
     has_scales whether q, k and v are multiplied by the scales with which they are stored
     """
 
@@ -35,6 +36,7 @@ class Overrides:
     softcap: float | None = None
     has_sinks: bool = True
     has_mask: bool = True
+    has_bias: bool = True
     has_scales: bool = True
 
 
@@ -43,7 +45,7 @@ AS_THE_FILE = Overrides()
 
 def overrides_of(said: CallOptions) -> Overrides:
     """Return what options put in place of what a file says. Raises UsageError with the repair."""
-    for option in ("sinks", "mask", "scales"):
+    for option in ("sinks", "mask", "bias", "scales"):
         if getattr(said, option) not in (None, NONE):
             repair = "leaves those of the file out; write none"
             raise bad(f"--{option}", getattr(said, option), repair)
@@ -56,6 +58,7 @@ def overrides_of(said: CallOptions) -> Overrides:
         softcap=_number("--softcap", said.softcap, "such as 50, or none for no bound"),
         has_sinks=said.sinks is None,
         has_mask=said.mask is None,
+        has_bias=said.bias is None,
         has_scales=said.scales is None,
     )
 

@@ -47,13 +47,14 @@ def of_heads(layer: Layer, heads: Sequence[int] | None) -> Layer:
         if (x := getattr(layer, role)) is not None
     }
     sinks = None if layer.sinks is None else layer.sinks[whole]
-    lost, mask = sum(not_finite(arrays, sinks).values()), layer.mask
-    if mask is not None and mask.shape[1] > 1:
-        mask = mask[:, whole]
+    mask, bias = (
+        x if x is None or x.shape[1] == 1 else x[:, whole] for x in (layer.mask, layer.bias)
+    )
+    lost = sum(not_finite(arrays, sinks, bias).values())
     scales = layer.scales
     if scales is not None:
         scales = {name: x[:, keys] if x.ndim == 2 else x for name, x in scales.items()}
     own = ", ".join(map(str, whole))
     notes = (*layer.notes, f"heads {own} of {count}; below they are numbered from 0")
-    made: dict[str, Any] = {**arrays, "mask": mask, "sinks": sinks, "scales": scales}
+    made: dict[str, Any] = {**arrays, "mask": mask, "bias": bias, "sinks": sinks, "scales": scales}
     return replace(layer, **made, nan_count=lost, notes=notes)

@@ -99,8 +99,8 @@ class Observed:
 def observe(layer: Layer, request: Request, progress: Progress = lambda _: None) -> Observed:
     """Run forward and, with do, backward of a layer; the bits are those of one call of `examine`.
 
-    The layer's mask, window, softcap and sinks take part, and its causality if the request has
-    none. progress: called with a text that says what runs now.
+    The layer's mask, bias, window, softcap and sinks take part, and its causality if the request
+    has none. progress: called with a text that says what runs now.
     """
     request = settled(request, layer)
     scale = request.scale if request.scale is not None else layer.scale
@@ -301,7 +301,7 @@ def call(
 ) -> Examined:
     """Call `examine` with a plan on the engine, and with the tiles, of the request.
 
-    record: the events to keep; inject: the injections; own: the layer's mask and sinks
+    record: the events to keep; inject: the injections; own: the layer's mask, bias and sinks
     (`served.options`), whose window and softcap are those of the plan.
     """
     if request.engine != "numpy":

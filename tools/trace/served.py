@@ -1,4 +1,6 @@
-"""What a layer's file says of its call beside q, k, v: causality, mask, window, softcap, sinks."""
+"""What a layer's file says of its call beside q, k, v: causality, mask, bias, window, softcap
+and sinks.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,17 +14,23 @@ from roundscope.attention.inputs.scales import OPERANDS
 from roundscope.attention.plans.choices import Descales
 from roundscope.attention.plans.named import fitting, note_on_types
 from roundscope.attention.plans.plan import Plan
-from roundscope.tools.errors import bad
+from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace.request import Request
 
 USUAL = "fa2"  # the plan that is taken if none is asked for
+BIASED = "sdpa-efficient"  # the same for layers with a bias
 
 
 def plan_for(layers: Sequence[Layer], plan: str | None) -> str:
-    """Return the plan's name: as asked, or FlashAttention-2, in FP16 if all layers are."""
-    names = {fitting(USUAL, layer.types) for layer in layers}
-    return plan if plan is not None else names.pop() if len(names) == 1 else USUAL
+    """Return the plan's name: as asked, or FlashAttention-2, in FP16 if all layers are.
+
+    In place of FlashAttention-2, which adds no bias, layers with one have memory-efficient
+    attention, which SDPA runs for them.
+    """
+    usual = BIASED if any(layer.bias is not None for layer in layers) else USUAL
+    names = {fitting(usual, layer.types) for layer in layers}
+    return plan if plan is not None else names.pop() if len(names) == 1 else usual
 
 
 def noted(layer: Layer, plan: Plan, *, is_asked: bool) -> Layer:
@@ -38,7 +46,9 @@ def noted(layer: Layer, plan: Plan, *, is_asked: bool) -> Layer:
         )
         raise bad("--plan", plan.name, repair)
     note, fitted = note_on_types(plan, layer.types), fitting(USUAL, layer.types)
-    if note is None and not is_asked and fitted != USUAL:
+    if not is_asked and plan.name.startswith(BIASED):
+        note = f"a bias is added to the scores, so the plan is {plan.name}, not {fitted}"
+    elif note is None and not is_asked and fitted != USUAL:
         note = f"q, k and v are {', '.join(dict.fromkeys(layer.types))}, so the plan is {fitted}"
     return layer if note is None else replace(layer, notes=(*layer.notes, note))
 
@@ -53,7 +63,13 @@ def settled(request: Request, layer: Layer) -> Request:
     heads = layer.q.shape[2]
 
     def served(plan: Any) -> Any:
-        return served_given(plan, layer.window, layer.softcap, layer.sinks, heads)
+        try:
+            return served_given(plan, layer.window, layer.softcap, layer.sinks, heads, layer.bias)
+        except ValueError as error:
+            if str(error).startswith("bias: "):
+                told = f"layer {layer.name!r} has a {error}, or add --bias none to leave it out"
+                raise UsageError(told) from None
+            raise
 
     return replace(
         request,
@@ -66,10 +82,17 @@ def settled(request: Request, layer: Layer) -> Request:
 
 
 def options(layer: Layer, first: int = 0, end: int | None = None) -> dict[str, Any]:
-    """Return the mask and the sinks of the query heads first to end, as `examine` takes them."""
-    heads, mask = slice(first, end), layer.mask
+    """Return the mask, the bias and the sinks of the query heads first to end, as `examine` takes
+    them.
+    """
+    heads = slice(first, end)
+
+    def own(x: np.ndarray | None) -> np.ndarray | None:
+        return None if x is None else x[:, heads if x.shape[1] > 1 else slice(None)]
+
     return {
-        "mask": None if mask is None else mask[:, heads if mask.shape[1] > 1 else slice(None)],
+        "mask": own(layer.mask),
+        "bias": own(layer.bias),
         "sinks": None if layer.sinks is None else layer.sinks[heads],
     }
 

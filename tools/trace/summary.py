@@ -27,6 +27,7 @@ from roundscope.tools.trace.results import Result, results
 from roundscope.tools.trace.run import Observed, shared_arguments
 
 CHAIN = ("PV", "O", "OUT")
+INPUTS = ("q", "k", "v", "do", "mask", "bias", "sinks")
 Heads = tuple[list[str], np.ndarray, np.ndarray]
 
 
@@ -130,7 +131,7 @@ def summarise(seen: Observed) -> Summary:
         )
     found = results(seen)
     is_avoided = seen.not_finite is not None and bool(seen.not_finite.avoided_by)
-    inputs = {name: getattr(seen.layer, name) for name in ("q", "k", "v", "do", "mask", "sinks")}
+    inputs = {name: getattr(seen.layer, name) for name in INPUTS}
     return Summary(
         layer=without_numbers(seen.layer),
         request=seen.request,
@@ -203,7 +204,7 @@ def _by_head(seen: Observed, rounding: list[Event]) -> Heads:
 def _strange(layer: Layer) -> tuple[str, ...]:
     """Return how many numbers of each input are NaN and how many infinite, in words."""
     found = []
-    for name in ("q", "k", "v", "do", "sinks"):
+    for name in (x for x in INPUTS if x != "mask"):
         a = getattr(layer, name)
         if a is not None:
             counts = {"NaN": int(np.isnan(a).sum()), "infinite": int(np.isinf(a).sum())}

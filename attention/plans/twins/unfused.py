@@ -169,7 +169,7 @@ def sdpa_math() -> Plan:
     head cuBLAS adds over keys in chunks of 64 instead, which is PV.sum=chunked64 and the same for
     DQ, DK and DV.
     """
-    plan = rounding_to(fp32(), BF16, f"{ENDS} OUT BIAS").at(Site.INV, BINARY64)
+    plan = rounding_to(fp32(), BF16, f"{ENDS} OUT").at(Site.INV, BINARY64)
     return replace(
         plan.adding(Site.ROWSUM, WARP).adding(Site.DELTA, WARP),
         normalise_first=True,

@@ -29,7 +29,12 @@ def _public(module: object) -> list[tuple[str, object]]:
     ]
 
 
-def _call(name: str, thing: object) -> str:
+def called(name: str, thing: object) -> str:
+    """Return a function or class as it is called, with every default; else the name alone."""
+    return _call(name, thing, most=10_000)
+
+
+def _call(name: str, thing: object, most: int = LONG) -> str:
     """Return a function or class as it is called; the name alone of what nobody calls."""
     if not callable(thing) or hasattr(thing, "__members__"):
         return name
@@ -38,7 +43,7 @@ def _call(name: str, thing: object) -> str:
     except (TypeError, ValueError):  # a type of functions
         return name
     whole = _joined(parameters, defaults=True)
-    return f"{name}({whole if len(name + whole) <= LONG else _joined(parameters, defaults=False)})"
+    return f"{name}({whole if len(name + whole) <= most else _joined(parameters, defaults=False)})"
 
 
 def _joined(parameters: list[inspect.Parameter], *, defaults: bool) -> str:

@@ -6,24 +6,32 @@ from pathlib import Path
 
 from . import commands, tables
 from .names import names
+from .reference import reference
 
 DOCS = Path(__file__).parents[2]
-PART = re.compile(r"^<!-- made from the code: ([\w.]+) -->\n.*?^<!-- end of \1 -->$", re.M | re.S)
+PART = re.compile(
+    r"^(?P<open><!--|\.\.) made from the code: (?P<name>[\w.]+)(?: -->)?\n.*?"
+    r"^(?P=open) end of (?P=name)(?: -->)?$",
+    re.M | re.S,
+)
 
 
 def parts() -> Iterator[tuple[Path, str]]:
     """Yield each page with the name of each part of it."""
-    for page in sorted(DOCS.rglob("*.md")):
+    for page in sorted([*DOCS.rglob("*.md"), *DOCS.rglob("*.rst")]):
         for found in PART.finditer(page.read_text(encoding="utf-8")):
-            yield page, found[1]
+            yield page, found["name"]
 
 
 def made(name: str) -> str:
     """Return the Markdown of the function of this name in `tables` or `commands`.
 
-    The name of a package, such as `roundscope.emu`, stands for the table of its public names.
+    The name of a package, such as `roundscope.emu`, stands for the table of its public names, and
+    that of a page, such as attention.rst, for the text of its directives.
     """
-    if name.startswith("roundscope"):
+    if name.endswith(".rst"):
+        made = reference(name)
+    elif name.startswith("roundscope"):
         made = names(name)
     else:
         make: Callable[[], str] = getattr(commands if hasattr(commands, name) else tables, name)
@@ -33,9 +41,17 @@ def made(name: str) -> str:
 
 def text(name: str) -> str:
     """Return a part with its two comments, as a page has it."""
-    return f"<!-- made from the code: {name} -->\n\n{made(name)}\n\n<!-- end of {name} -->"
+    first, last = ("..", "") if name.endswith(".rst") else ("<!--", " -->")
+    return (
+        f"{first} made from the code: {name}{last}\n\n{made(name)}\n\n{first} end of {name}{last}"
+    )
 
 
 def renewed(page: str) -> str:
     """Return the text of a page with each part made anew."""
-    return PART.sub(lambda found: text(found[1]), page)
+    return PART.sub(lambda found: text(found["name"]), page)
+
+
+def without(page: str) -> str:
+    """Return a page of directives as the built site reads it, which has no need of their text."""
+    return PART.sub("", page)

@@ -15,7 +15,7 @@ format. Of an operand V and its rounded copy Q:
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -32,10 +32,9 @@ from roundscope.experiments.framework.estimates import Estimate, Values, grouped
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Launch, Progress
 from roundscope.experiments.train.config import Config, unusual
-from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt import step as one_step
-from roundscope.experiments.train.gpt.interventions import BLOCK, MATRICES, Matrix
-from roundscope.experiments.train.gpt.linear import LinearPlans, formats_of, how_of
+from roundscope.experiments.train.gpt.interventions import BLOCK
+from roundscope.experiments.train.gpt.operands import operands
 from roundscope.experiments.train.groups import EVERY, Group, blocks, drawing, numbers
 from roundscope.experiments.train.mx import Site
 from roundscope.experiments.train.settings import Arm as TrainArm
@@ -58,6 +57,7 @@ class Scale:
     All arms of a model see the same batches of a seed.
 
     looks   steps of the BF16 runs at which operands are audited, as parts of the run
+    more    further seeds of the two arms that tell gradients in E5M2 from E4M3, at the first rate
     """
 
     name: str
@@ -68,6 +68,7 @@ class Scale:
     proxy_rates: tuple[float, ...]
     proxy_seeds: tuple[int, ...]
     looks: tuple[float, ...] = (0.0, 0.1, 0.5, 0.95)
+    more: tuple[int, ...] = ()
 
     @property
     def audited(self) -> tuple[int, ...]:
@@ -94,6 +95,7 @@ FULL = Scale(
     ),
     proxy_rates=(6e-4, 1e-2, 5e-2),
     proxy_seeds=tuple(range(10)),
+    more=tuple(range(5, 15)),
 )
 
 FP32, BF16, FLOOR, RCEIL = "fp32", "bf16", "E4M3 floor", "E4M3 RCEIL"
@@ -160,14 +162,13 @@ def key(scale: Scale, t: Trial) -> str:
 
 
 def trials(scale: Scale) -> list[list[Trial]]:
-    """Return all trials of the GPT by launch: one for each rate."""
+    """Return all trials of the GPT by launch: one for each rate, and one of the seeds `more`."""
+    arms = gpt_arms(scale.gpt)
+    pair = {name: arms[name] for name in (RCEIL, E5M2["gradients"])}
+    further = [(scale.rates[0], scale.more, pair)] if scale.more else []
     return [
-        [
-            Trial(name=n, changes=text, lr=lr, seed=s)
-            for n, text in gpt_arms(scale.gpt).items()
-            for s in scale.seeds
-        ]
-        for lr in scale.rates
+        [Trial(name=n, changes=text, lr=lr, seed=s) for n, text in own.items() for s in seeds]
+        for lr, seeds, own in [*((lr, scale.seeds, arms) for lr in scale.rates), *further]
     ]
 
 
@@ -206,11 +207,8 @@ ROWS = np.stack([row_of(block_format(ELEMENTS[name], rule=rule)) for name, rule 
 NUMBERS = ("saturated", "underflow", "shrink", "error")
 # the two copies of a tensor: blocked along the row's axis, and along the column's
 COPIES = {"X": (Site.X, Site.X_W), "W": (Site.W, Site.W_X), "G": (Site.G_X, Site.G_W)}
-# the names of matrices in the tree of parameters
-NAMES = {Matrix.QKV: "qkv", Matrix.PROJ: "proj", Matrix.FC1: "up", Matrix.FC2: "down"}
 
 Row = dict[str, Any]
-Taps = dict[Matrix, tuple[Array, ...]]
 Runs = Sequence[Run[Any]]
 Place = tuple[float, str]  # peak rate, arm
 
@@ -294,35 +292,6 @@ def audit(config: Config, params: Any, tokens: np.ndarray) -> list[Row]:
                 for layer, (i, (element, rule)), (copy, site) in places
             ]
     return rows
-
-
-@lru_cache(8)
-def operands(config: Config) -> Any:
-    """Return (params, tokens) -> matrix -> X, W, G (layers, rows, columns), as an FP32 step has."""
-    formats = formats_of(config, ["matrix=all -> fp32"])
-    assert formats is not None
-    how, table = how_of([formats]), formats.table()
-
-    def read(params: Any, tokens: Array) -> dict[Matrix, dict[str, Array]]:
-        layers = params["layers"]
-        into, out = (config.width, -1), (-1, config.width)
-        wide = {"qkv": into, "proj": out, "up": into, "down": out}
-        weights = {m: layers[name].reshape(config.layers, *wide[name]) for m, name in NAMES.items()}
-        rows = tokens.shape[0] * (tokens.shape[1] - 1)
-        taps = {
-            m: tuple(jnp.zeros((config.layers, rows, n), jnp.float32) for n in w.shape[1:])
-            for m, w in weights.items()
-        }
-
-        def one(taps: Taps) -> Array:
-            return model.loss(
-                params, tokens, None, config, linears=LinearPlans(how, jnp.asarray(table), taps)
-            )
-
-        seen = jax.grad(one)(taps)
-        return {m: {"X": seen[m][0], "W": weights[m], "G": seen[m][1]} for m in MATRICES}
-
-    return jax.jit(read)
 
 
 @partial(jax.jit, static_argnums=(1, 2))

@@ -102,7 +102,7 @@ def _at_rates(
     """Yield a verdict for each rate of a model, from the estimate that is read there."""
     for lr in r.rates if model == "GPT" else r.proxy_rates:
         e = read(lr)
-        word, measured = judge(e, holds), f"{told} {interval(e, unit)}"
+        word, measured = judge(e, holds), f"{told} {interval(e, unit)}, n = {e.seeds}"
         yield verdict_on(figure, claim, f"{model}, lr {lr:g}", word, measured)
 
 
@@ -174,14 +174,21 @@ def _operands(r: Results) -> Iterator[Verdict]:
     for tensor, name in TENSORS.items():
         where = {"operand": tuple(map(str, COPIES[tensor])), "rule": RAISED}
         wide, narrow = (
-            {number: r.audited(number, **where, element=e) for number in ("error", "underflow")}
+            {x: r.audited(x, **where, element=e) for x in ("error", "underflow", "shrink")}
             for e in ("E5M2", "E4M3")
         )
         e = ratio(wide["error"], narrow["error"])
         zeros = [interval(positive(_percent(own["underflow"])), " %") for own in (wide, narrow)]
         measured = f"error, E5M2 / E4M3 {interval(e)}; to zero {zeros[0]} and {zeros[1]}"
         claim = f"32 numbers need E4M3's precision more than E5M2's range: {name}"
-        yield audit("formats", claim, e, LARGER, measured)
+        yield audit("formats", claim, e, LARGER, f"{measured}, n = {e.seeds}")
+        short = [mean(_percent(own["shrink"])) for own in (wide, narrow)]
+        more = _difference(wide["shrink"], narrow["shrink"])
+        measured = (
+            f"sum |Q| - |V| {interval(short[0], ' %')} in E5M2 and {interval(short[1], ' %')}"
+        )
+        claim = f"E5M2 shortens more than E4M3 under RCEIL: {name}"
+        yield audit("ours", claim, more, BELOW, f"{measured} in E4M3, n = {more.seeds}")
 
     # the recipe's two copies, each made from the numbers as they were
     for rule in (FLOORED, RAISED):

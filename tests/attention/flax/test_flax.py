@@ -174,7 +174,6 @@ def test_layers_are_ordered_as_numbers():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bias": np.zeros((1, 1, 8, 8), "f4")}, "bias: shape"),
         ({"dropout_rate": 0.1}, "dropout_rate=0.1: must be 0"),
         ({"module": object()}, "module=object: must be None"),
         ({"force_fp32": True}, "force_fp32=True: an option"),
@@ -183,6 +182,17 @@ def test_layers_are_ordered_as_numbers():
 def test_what_the_emulation_does_not_have_is_refused_in_words(options, message):
     with pytest.raises(ValueError, match=message):
         attention_fn("fa2-bf16")(Q, K, V, **options)
+
+
+def test_a_bias_is_that_of_attend():
+    """A bias that is dropped, or that a plan without one takes."""
+    bias = np.random.default_rng(0).standard_normal((2, 3, 4, 8, 8), "f4")
+    found = attention_fn("fp32")(Q, K, V, bias=bias)
+    one, *others = (x.reshape(6, 8, 4, 8) for x in (Q, K, V))
+    expected = attend(one, *others, plan="fp32", bias=bias.reshape(6, 4, 8, 8))
+    assert np.array_equal(found, expected.reshape(Q.shape))
+    with pytest.raises(ValueError, match="bias: fa2 multiplies the scores"):
+        attention_fn("fa2")(Q, K, V, bias=bias)
 
 
 def test_dropout_that_is_off_is_none():

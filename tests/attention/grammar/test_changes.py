@@ -183,11 +183,11 @@ def test_every_block_format_and_sum_is_spelled_as_it_is_read():
         ("O=bf61", "unknown format 'bf61'; did you mean 'bf16'"),
         ("O=mxfp9", "in blocks: mxfp8_e4m3"),
         ("O=bf16:stochastik", "did you mean 'stochastic'"),
-        ("O=bf16:stochastic:to-odd", "stochastic and to-odd are both a mode"),
-        ("O=bf16:saturate:inf", "both a overflow"),
+        ("O=bf16:stochastic:to-odd", "stochastic and to-odd both set the mode"),
+        ("O=bf16:saturate:inf", "both set the overflow"),
         ("O=bf16:rceil", "has no scale"),
         ("O=e8m0fnu", "scale format"),
-        ("P=mxfp4:ceil:floor", "both a rule"),
+        ("P=mxfp4:ceil:floor", "both set the rule"),
         ("O=mxfp4", "the operands of products are"),
         ("O=e4m3fn:inf", "has no infinity"),
         ("PV.sum=exactly", "did you mean 'exact'"),
@@ -196,7 +196,7 @@ def test_every_block_format_and_sum_is_spelled_as_it_is_read():
         ("PV.sum=ascending:mxfp4", "is of blocks"),
         ("PV.sum=native:bf16", "leave the format out"),
         ("PV.step=bf16", "write PV.sum=ORDER:FORMAT"),
-        ("PV.sums=exact", "unknown site 'PV.sums'"),
+        ("PV.sums=exact", "did you mean 'PV.sum'?"),
         ("exp=bf16", "the event is EXP"),
         ("delta_from=PDP", "did you mean 'P_DP'"),
         ("stabiliser=1", "above 1"),
@@ -216,3 +216,11 @@ def test_errors_name_the_word_and_the_repair(text, said):
     with pytest.raises(ValueError) as error:
         BASE.changed(text)
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_unknown_event_lists_those_of_the_plan():
+    """ROWSUM and PV, which fa2 lacks, and neither CM nor LANES, which it has."""
+    with pytest.raises(ValueError, match="unknown site 'PP'") as said:
+        Plan.preset("fa2").changed("PP=bf16")
+    known = str(said.value).partition("Known: ")[2].split()
+    assert {"CM", "DX", "LANES", "OI"} <= {*known} and not {"ROWSUM", "PV"} & {*known}

@@ -182,12 +182,19 @@ def test_a_float_mask_that_only_opens_and_closes_is_a_mask(dtype, lowest):
     )
 
 
-def test_a_bias_stays_a_bias():
+@pytest.mark.parametrize("hidden", [-np.inf, float(ml_dtypes.finfo(ml_dtypes.bfloat16).min)])
+def test_a_bias_stays_a_bias_and_what_it_hides_a_mask(hidden):
+    """A bias in another type, or one that also hides keys, as T5 adds both, read as numbers."""
     bias = np.zeros((T, S), ml_dtypes.bfloat16)
     bias[0, 0] = -4.0
     made = finished(call(mask=bias), Choice())
-    assert made.mask.dtype == np.float32 and made.mask.shape == (1, 1, T, S)
-    assert np.array_equal(made.mask[0, 0], bias.astype(np.float32)) and not made.notes
+    assert made.mask is None and made.bias.dtype == ml_dtypes.bfloat16
+    assert np.array_equal(made.bias, bias[None, None]) and not made.notes
+    bias[1, 2] = hidden
+    made = finished(call(mask=bias), Choice())
+    assert np.argwhere(~made.mask).tolist() == [[0, 0, 1, 2]]
+    assert made.bias[0, 0, 1, 2] == 0.0 and made.bias[0, 0, 0, 0] == -4.0
+    assert "the lowest numbers of a bias" in made.notes[0]
 
 
 def test_masks_that_are_causal_or_open():

@@ -387,8 +387,8 @@ def test_a_learned_bias_is_kept_as_numbers(path):
     model = Bare()
     with capture(model, path) as calls:
         model(q, k, v, attn_mask=bias).sum().backward()
-    assert np.array_equal(calls[0].mask[0], bias.detach().numpy())
-    assert load_file(path)["layers.0.mask"].dtype == np.float32
+    assert calls[0].mask is None and np.array_equal(calls[0].bias[0], bias.detach().numpy())
+    assert load_file(path)["layers.0.bias"].dtype == np.float32
 
 
 def test_dropout_is_said(path):

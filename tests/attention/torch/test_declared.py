@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from roundscope.attention.torch.discovery import written_out
+from roundscope.attention.torch.flex import dense
 from roundscope.tools.tensors.layers import read_layers
 from roundscope.torch import attention_function, attention_layers, capture, correct, use, watch
 from tests.checks.models_table import of_transformers, rows
@@ -338,6 +339,62 @@ def test_kernels_of_flex_are_marked_with_their_mask():
     assert (out - expected).abs().max() < 1e-12 and (model(X) - expected).abs().max() < 1e-5
 
 
+SLOPES = torch.tensor([0.5, 0.25, 0.125], dtype=torch.float64)
+TABLE = torch.randn(N, 2 * T, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def alibi(score, batch, head, t, s):
+    return score + SLOPES[head] * (s - t)
+
+
+def relative(score, batch, head, t, s):
+    return torch.where(s <= t, score + TABLE[head, t - s + T], -torch.inf)
+
+
+def capped(score, batch, head, t, s):
+    return 0.5 * torch.tanh(score / 0.5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("score_mod", [None, alibi, relative, capped])
+def test_flex_attention_is_marked_itself(score_mod, tmp_path):
+    """A program whose bias, mask or softcap is another; truth is flex_attention's own output."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def near(batch, head, t, s):
+        return (t >= s) & (t - s < 3)
+
+    marked = attention_function(flex_attention)
+    block_mask = create_block_mask(near, 1, 1, T, T, device="cpu")
+
+    class Flex(Attention):
+        def forward(self, x):
+            return marked(self.own(x), x, x, score_mod=score_mod, block_mask=block_mask)
+
+    model = nn.Sequential(Flex())
+    model.requires_grad_(False)  # flex_attention has no backward on a CPU
+    own = model(X)
+    with use(model, "exact"), capture(model, tmp_path / "a.safetensors") as calls:
+        assert (model(X) - own).abs().max() < 1e-5  # its softmax is in binary32
+    assert calls[0].softcap == (0.5 if score_mod is capped else None)
+    assert np.array_equal(calls[0].mask[0, 0], NEAR)
+    assert (calls[0].bias is None) == (score_mod in (None, capped))
+
+
+def test_a_program_that_scales_scores_is_refused():
+    """A score_mod that is no bias, taken for one."""
+    q = torch.zeros(B, N, T, H)
+    for program, why in (
+        (lambda s, b, h, i, j: 2.0 * s + i, "to a score of 1 it adds 1, to -0.75 -0.75"),
+        (lambda s, b, h, i, j: s if i > j else -s, "cannot be evaluated on all indices"),
+    ):
+        with pytest.raises(ValueError, match=f"layer 0: .*{why}"):
+            dense(program, None, q, q, "layer 0")
+    table = torch.zeros(N, requires_grad=True)  # a bias of zeros that learns stays one
+    mask = dense(lambda s, b, h, i, j: s + table[h], None, q, q, "").mask
+    assert torch.autograd.grad(mask.sum(), table)[0].tolist() == [1.0] * N
+
+
 ALL = pytest.param([], marks=pytest.mark.thorough)
 
 
@@ -357,8 +414,11 @@ def test_t5_in_eager_keeps_its_bits_and_its_bias(tmp_path):
     with capture(model, tmp_path / "a.safetensors") as calls:
         out, found = table_step(model)
     assert torch.equal(out, own) and all(torch.equal(found[n], g) for n, g in gradients.items())
-    assert calls[0].mask.dtype == np.float32 and len(np.unique(calls[0].mask)) > 8
-    with use(model, "exact"), pytest.raises(ValueError, match="capture, watch and correct take a"):
-        table_step(model)
+    assert calls[0].bias.dtype == np.float64 and len(np.unique(calls[0].bias)) > 8
+    with use(model, "exact"):
+        out, found = table_step(model)
+    assert (out - own).abs().max() < 1e-6 * own.abs().max()
+    name = next(n for n in gradients if "relative_attention_bias" in n)
+    assert (found[name] - gradients[name]).abs().max() < 1e-6 * gradients[name].abs().max()
     with correct(model), pytest.raises(ValueError, match="freeze the bias"):
         table_step(model)

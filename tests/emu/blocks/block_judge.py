@@ -6,6 +6,7 @@ It shares the records and the judge of one rounding with emu, and no line of the
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -60,7 +61,8 @@ def tensor_scale(x: np.ndarray, f: BlockFormat) -> Fraction:
     )
     if not f.tensor or not top:
         return Fraction(1)
-    exact = top / Fraction(f.scale.max_finite) / Fraction(f.element.format.max_finite)
+    largest = 256 if f.rule is ScaleRule.FOUR_OVER_SIX else Fraction(f.scale.max_finite)
+    exact = top / largest / Fraction(f.element.format.max_finite)
     return max(
         Fraction(float(np.float32(float(exact)))), Fraction(2) ** -149
     )  # two roundings: fine away from ties
@@ -72,10 +74,27 @@ def block(
     """(X, elements P) of one block; (NaN, zeros) where a value is no finite number."""
     if not all(map(math.isfinite, values)):
         return math.nan, [0.0] * len(values)
-    x = scale(max(abs(Fraction(v)) for v in values), f, tensor)
-    quotients = [Fraction(v) / (x * tensor) for v in values]
-    elements = [_element(q, v, f, lot) for q, v, lot in zip(quotients, values, random, strict=True)]
-    return float(x), elements
+    top = max(abs(Fraction(v)) for v in values)
+    if f.rule is not ScaleRule.FOUR_OVER_SIX:
+        x = scale(top, f, tensor)
+        return float(x), _elements(values, x * tensor, f, random)
+    found = []
+    for m in (6, 4):  # the scale of top / m, which is that of (6 top / m) / 6
+        x = scale(top * 6 / m, replace(f, rule=ScaleRule.NEAREST), tensor)
+        elements = _elements(values, x * tensor, f, random)
+        errors = [
+            x * tensor * Fraction(p) - Fraction(v) for p, v in zip(elements, values, strict=True)
+        ]
+        found.append((sum(e * e for e in errors), float(x), elements))
+    _, x, elements = min(found, key=lambda each: each[0])  # the first of equal ones
+    return x, elements
+
+
+def _elements(
+    values: Sequence[float], unit: Fraction, f: BlockFormat, random: Sequence[int]
+) -> list[float]:
+    pairs = zip(values, random, strict=True)
+    return [_element(Fraction(v) / unit, v, f, lot) for v, lot in pairs]
 
 
 def _element(q: Fraction, v: float, f: BlockFormat, lot: int) -> float:

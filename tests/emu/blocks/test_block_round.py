@@ -48,6 +48,7 @@ OTHERS = {
     "e5m2 to infinity": BlockFormat(element=rounding("e5m2", overflow="inf"), size=8),
     "e4m3 to NaN": BlockFormat(element=rounding("e4m3fn", overflow="nan"), size=8),
     "nvfp4, a given tensor scale": replace(BLOCK_NAMED["nvfp4"], tensor_scale=0.0037),
+    "nvfp4, 4 over 6": block_format("nvfp4", rule="4over6"),
 }
 FORMATS = {
     **{
@@ -58,6 +59,9 @@ FORMATS = {
     **OTHERS,
 }
 formats = pytest.mark.parametrize("name", FORMATS)
+LONG = "nvfp4, 4 over 6"  # which has two programs of each of these
+LATER = [pytest.param(n, marks=[pytest.mark.thorough] if n == LONG else []) for n in FORMATS]
+most = pytest.mark.parametrize("name", LATER)
 MODES = ("ties-to-even", "toward-negative", "stochastic")
 # every format under XLA, and every mode with a third of the formats; `make thorough`: all pairs
 COMPILED = [
@@ -167,7 +171,7 @@ def test_xla_is_the_judges(name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["ties-to-even", "stochastic"])
-@formats
+@most
 def test_float64_arrays_are_the_judges(name: str, mode: str) -> None:
     """A quotient cut at binary32's bits; a result that was rounded to binary32 on its way."""
     f = block_format(FORMATS[name], mode, seed=4)
@@ -202,7 +206,7 @@ def test_float64_quotients_next_to_ties() -> None:
     assert up.elements.tolist() == [448.0, 2.0**-9, -0.0, 2.0**-9]
 
 
-@formats
+@most
 def test_rounding_is_quantising_and_back_on_many_numbers(name: str) -> None:
     """The fast paths of both executors against the definition, over all of binary32's exponents, in
     every mode.

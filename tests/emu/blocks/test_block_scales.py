@@ -21,7 +21,7 @@ from roundscope.emu import (
 from roundscope.emu.blocks.rule import build_block_rule
 from tests.emu.blocks.block_judge import scale
 
-POWERS = tuple(r for r in ScaleRule if r is not ScaleRule.NEAREST)
+POWERS = tuple(r for r in ScaleRule if r not in (ScaleRule.NEAREST, ScaleRule.FOUR_OVER_SIX))
 MX = tuple(name for name in BLOCK_NAMED if name.startswith("mx"))
 RNG = np.random.default_rng(8)
 

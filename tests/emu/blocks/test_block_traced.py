@@ -16,7 +16,8 @@ from roundscope.emu.roundings.modes import RoundingMode, rounding
 
 ROUND = jax.jit(round_row, static_argnames=("size", "axis", "drawn"))
 EVEN = jax.jit(round_even, static_argnames=("size", "axis"))
-POWERS = [rule for rule in ScaleRule if rule not in (ScaleRule.BUMP, ScaleRule.NEAREST)]
+OTHERS = (ScaleRule.BUMP, ScaleRule.NEAREST, ScaleRule.FOUR_OVER_SIX)
+POWERS = [rule for rule in ScaleRule if rule not in OTHERS]
 
 
 def numbers(shape=(64, 96)):

@@ -12,6 +12,7 @@ from roundscope.torch import error_budget
 
 pytest.importorskip("transformers")
 
+from roundscope.operations.models.calls import table_of
 from roundscope.operations.models.torch.budget.measuring import own_gradients
 from roundscope.operations.models.torch.budget.stepping import SUMS, Step
 from roundscope.operations.models.torch.recording.record import record
@@ -99,6 +100,80 @@ def test_the_only_rough_operation_makes_all():
     assert found.total.largest == pytest.approx(float((end - exact).abs().max()), rel=1e-9)
     loss = float(end.square().mean() - exact.square().mean())
     assert found.total.loss == pytest.approx(loss, rel=1e-9)
+
+
+class Routed(nn.Module):
+    """A router of two experts whose scores are rounded, and differ by less than that for a token.
+
+    Linear layers in binary64 make no error, so the flip and the norm before it make all of it.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.each = RoughRMSNorm(2), nn.ModuleList()
+        self.norm.weight.data = torch.tensor([1.0, 1 + 2**-12], dtype=torch.float64)
+        for size in (1.0, -1.0):
+            self.each.append(nn.Linear(2, 2, bias=False).double())
+            self.each[-1].weight.data = size * torch.eye(2, dtype=torch.float64)
+
+    def forward(self, x):
+        chosen = self.norm(x).topk(1, -1).indices
+        return torch.where(chosen == 0, self.each[0](x), self.each[1](x)) + 1e-6 * self.norm(x)
+
+
+def test_a_decision_that_flips_comes_first():
+    """One of three tokens goes to another expert: its scores 1 and 1 + 2^-12 are equal in BF16."""
+    x = torch.tensor([[1.0, 1.0], [2.0, 1.0], [1.0, 3.0]], dtype=torch.float64)
+    found = error_budget(Routed(), {"x": x}, gradients=False)
+    assert [tuple(flip) for flip in found.flips] == [("topk", 1, 3)]
+    assert "1 of 3 in topk" in found.notes[0]
+    # the token's result is -x in place of x
+    assert found.total.end == pytest.approx((2 * 2**0.5) / (1 + 1 + 4 + 1 + 1 + 9) ** 0.5, rel=1e-4)
+
+
+class Biased(nn.Module):
+    """Attention with a bias that is computed of a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(1, 8, 8))
+        self.o = nn.Linear(8, 8)
+
+    def forward(self, x):
+        q = x[:, None]
+        return self.o(F.scaled_dot_product_attention(q, q, q, attn_mask=2 * self.bias)[:, 0])
+
+
+def test_gradients_that_are_not_the_model_s_come_first():
+    """A bias that is computed is a constant of the replay, so that it has no gradient there."""
+    torch.manual_seed(0)
+    model, x = Biased().bfloat16(), torch.randn(1, 8, 8).bfloat16()
+    found = error_budget(model, {"x": x}, loss=square, events=False)
+    assert found.unequal > 0 and found.apart > 0.1 * found.total.of("gradients")
+    assert found.sentence.startswith("The gradients measured here are not the model's own")
+    assert any("no gradient reaches bias" in note for note in found.notes)
+
+
+def test_shares_that_do_not_add_up_are_not_told():
+    """Two norms of the same numbers whose errors cancel: each makes far more than the model."""
+    given, *_ = made()
+    model = Branches(RoughRMSNorm(32), RoughLayerNorm(32))
+    model.two.weight.data = -model.one.weight.data * (1 + 2**-12)
+    found = error_budget(model, given, gradients=False)
+    assert found.interaction("end") < -0.5
+    assert "%" not in found.sentence.replace(f"{found.interaction('end'):+.0%} of the output", "")
+    assert found.sentence.startswith("The errors of the groups do not add up (interaction -")
+
+
+@pytest.mark.parametrize("layout", ["heads first", "tokens first"])
+def test_half_wide_tables_of_rope_are_those_of_both_halves(layout):
+    """The tables of gpt-oss, of half of the features; others do not fit, and are refused."""
+    x = np.zeros((2, 3, 5, 8) if layout == "heads first" else (2, 5, 3, 8))
+    half = np.arange(2 * 5 * 4.0).reshape(2, 5, 4)
+    want = np.concatenate([half, half], -1)
+    want = want[:, None] if layout == "heads first" else want[:, :, None]
+    assert np.array_equal(table_of(x, half), np.broadcast_to(want, x.shape))
+    assert table_of(x, half[..., :3]) is None
 
 
 def test_shares_of_two_rough_operations_are_their_errors():
@@ -193,7 +268,7 @@ def test_a_llama_step_is_replayed_to_the_bit():
     step = Step(tape, side.model)
     every = dict.fromkeys((*range(len(tape.entries)), SUMS), "own")
     ran = step.run(every, end=tape.loss)
-    own = own_gradients(side)
+    own, _ = own_gradients(side)
     assert len(ran.gradients) == len(own) == 21
     for v, parameter in step.parameters.items():
         assert torch.equal(ran.gradients[v], own[id(parameter)])

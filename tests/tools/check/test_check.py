@@ -160,7 +160,7 @@ def test_a_file_of_few_heads_says_that_means_tell_nothing(roundscope, tmp_path):
         (("no/such.safetensors",), "no such file"),
         ((f"{HERE}:good", "--claims", "fa5"), "fa5"),
         ((f"{HERE}:good", "--set", "P=bf17"), "bf17"),
-        ((f"{HERE}:good", "--only", "speed"), "must be among"),
+        ((f"{HERE}:good", "--only", "bia"), "--only: unknown test 'bia'; did you mean 'bias'"),
         ((f"{HERE}:good", "--tokens", "0"), "give 1 or more"),
         ((f"{HERE}:good", "--dtype", "int8"), "must be one of"),
         ((f"{HERE}:good", "--block-q", "0"), "--block-q 0: give 1 or more"),
@@ -177,6 +177,18 @@ def test_wrong_words_are_refused_in_one_line(roundscope, tmp_path, words_given, 
     code, out, error = roundscope("check", *words_given, "--out", tmp_path / "never")
     assert code == 2 and said in error and len(error.strip().splitlines()) == 1
     assert out == "" and not (tmp_path / "never").exists()
+
+
+def test_a_module_without_a_function_is_told_which_it_has(roundscope, tmp_path, monkeypatch):
+    """A list of kernels that are not here, for the name of a file that is."""
+    (tmp_path / "mine.py").write_text("def helper(x): ...\ndef flash(q, k, v): ...\n")
+    monkeypatch.chdir(tmp_path)
+    code, _, error = roundscope("check", "mine")
+    assert code == 2 and error.strip().endswith("name a function of it: mine:flash")
+    code, _, error = roundscope("check", "mine:flash", "--claims", "fa22")
+    assert code == 2 and "--claims fa22: unknown preset 'fa22'; did you mean 'fa2'?" in error
+    code, _, error = roundscope("sites", "x", "y")
+    assert code == 2 and "roundscope sites --help says what it takes" in error
 
 
 def test_a_kernel_that_misbehaves_fails_the_check(roundscope, tmp_path):

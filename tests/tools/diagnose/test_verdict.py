@@ -129,4 +129,9 @@ def test_random_tensors_have_no_bias():
 
     f = found(layer("gaussian", t=128))
     assert f.verdict.kind is Kind.NOTHING
-    assert "smallest bias" in words.headline(f)
+    assert "smallest bias" in words.headline(f) and " times the error that delta" in words.headline(
+        f
+    )
+    near = replace(f, rows=[np.array([0.04, 0.075])])  # 0.1 is the alarm of `watch`
+    assert "of which it is more than half" in words.opening(near) and "0.075" in words.opening(near)
+    assert "alarm" not in words.opening(replace(f, rows=[np.array([0.01, 0.02])]))

@@ -8,6 +8,7 @@ from safetensors.numpy import save_file
 from roundscope.attention.models.capture_file import Captured, write_captures
 from roundscope.tools.errors import UsageError
 from roundscope.tools.tensors.layers import read_layers
+from roundscope.tools.tensors.overrides import Overrides
 
 B, N, G, T, S, H, HV = 2, 4, 2, 5, 7, 8, 3
 
@@ -83,7 +84,8 @@ def test_layers_by_number(path):
 
 
 WRONG_TENSORS = [
-    ("mask", np.zeros((T, S), np.float32), r"'float32': a bias that is added to the scores"),
+    ("bias", np.zeros((T, S), bool), r"'bool': give floats, added to the scores"),
+    ("bias", np.zeros((T, S + 1), np.float32), r"\(1, 1, 5, 8\): must broadcast"),
     ("mask", np.zeros((T, S), np.uint8), r"'uint8': give bool"),
     ("mask", np.ones((T, S + 1), bool), r"\(1, 1, 5, 8\): must broadcast to .* = \(2, 4, 5, 7\)"),
     ("mask", np.ones((3, 1, T, S), bool), r"\(3, 1, 5, 7\): must broadcast"),
@@ -116,3 +118,18 @@ def test_wrong_metadata(path, name, text, message):
     save_file(arrays, path, {"layout": "BNTH", f"a.{name}": text})
     with pytest.raises(UsageError, match=message.replace(".", r"\.")):
         read_layers(path)
+
+
+@pytest.mark.parametrize("name", ["bias", "mask"])
+def test_a_bias_is_read_with_what_it_hides(path, name):
+    """A bias that is lost, read under another name only, or whose -inf stays a number."""
+    bias = np.random.default_rng(0).standard_normal((N, T, S)).astype(ml_dtypes.bfloat16)
+    bias[1, 2, 3] = -np.inf
+    arrays = {n: getattr(call(), n) for n in ("q", "k", "v")} | {name: bias}
+    save_file(arrays, path, {"layout": "BNTH", "is_causal": "false"})
+    (layer,) = read_layers(path)
+    assert np.argwhere(~layer.mask).tolist() == [[0, 1, 2, 3]]
+    expected = np.where(layer.mask, bias.astype(np.float32)[None], 0)
+    assert layer.bias.dtype == np.float32 and np.array_equal(layer.bias, expected)
+    without = read_layers(path, overrides=Overrides(**{f"has_{name}": False}))[0]
+    assert without.bias is None and f"no {name} as asked" in without.notes[-1]

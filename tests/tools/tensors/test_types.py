@@ -437,14 +437,14 @@ def test_what_is_not_read_is_named(tmp_path):
         tmp_path,
         "F32",
         FLOATS["F32"],
-        {"bias": f32(1)},
+        {"beta": f32(1)},
         sliding_window="3",
         format="pt",
         causal="1",
     )
     (layer,) = read_layers(path)
     assert layer.notes == (
-        "not used: bias",
+        "not used: beta",
         "metadata that are not read: causal, sliding_window",
     )
 

@@ -8,11 +8,12 @@ import pytest
 
 from roundscope.attention import examine
 from roundscope.attention.models.capture_file import Captured, write_captures
+from roundscope.tools.errors import UsageError
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace.focus import existing
 from roundscope.tools.trace.heads import of_heads
 from roundscope.tools.trace.run import observe
-from roundscope.tools.trace.served import settled, visible
+from roundscope.tools.trace.served import plan_for, settled, visible
 from roundscope.tools.trace.summary import summarise
 from tests.tools.trace.inputs import asked, tensors
 
@@ -151,6 +152,24 @@ def test_a_request_for_causality_has_a_folder_of_its_own(run, tmp_path, monkeypa
     for flags in ((), ("--full",), ("--causal",)):
         assert run("a.safetensors", *flags)[0] == 0
     assert len(list(tmp_path.glob("trace-a-*"))) == 3
+
+
+def test_each_head_has_its_own_bias_however_heads_are_split(monkeypatch):
+    """A bias of another head; a default plan that adds none, or one that drops it in silence."""
+    x = layer(bias=np.random.default_rng(0).standard_normal((1, N, T, S)).astype("f4"))
+    whole = observe(x, asked(plan="fa2-bf16"))
+    tiles = {"block_q": 16, "block_k": 16}
+    expected = examine(x.q, x.k, x.v, x.do, plan="fa2-bf16", bias=x.bias, **tiles)
+    monkeypatch.setattr("roundscope.tools.trace.run.CHUNK_BYTES", 1)
+    split = observe(x, asked(plan="fa2-bf16"))
+    for name in ("out", "lse", "dq", "dk", "dv"):
+        assert np.array_equal(whole.results[name], split.results[name])
+        assert np.array_equal(whole.results[name], getattr(expected, name)), name
+    one = of_heads(x, (2, 3)).bias
+    assert np.array_equal(one, x.bias[:, 2:]) and one.shape[1] == 2
+    assert plan_for([x], None) == "sdpa-efficient" and plan_for([x], "fa2") == "fa2"
+    with pytest.raises(UsageError, match="has a bias: fa2 multiplies"):
+        settled(asked(plan="fa2"), x)
 
 
 def test_chosen_heads_have_the_numbers_that_they_have_among_all(run, small, tmp_path):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from roundscope.attention.models.alarm import THRESHOLD
 from roundscope.tools.diagnose.replay.start import GREW, RunPart
 from roundscope.tools.diagnose.report import words_run
 from roundscope.tools.diagnose.search import REPEATS
@@ -64,9 +65,12 @@ def opening(found: Findings) -> str:
     """Return the answer for tensors in a sentence, after layers that are not finite."""
     count, of, before = len(found.biased), found.coherence.tests, left_out(found)
     if not count:
+        most = max((float(np.nanmax(x)) for x in found.rows if x is not None), default=0.0)
+        but = f" But the sums of rows of dS make {most:.2g} of the gradient of W_Q: {judged(most)}"
         return (
             f"{before}Rounding does not add up here: in none of {of} heads does the error of delta,"
             " summed over tokens, exceed what random signs would give."
+            f"{but if most > THRESHOLD / 2 else ''}"
         )
     start = f"{before}Rounding adds up here: the error of delta grows over tokens in {count} of"
     if found.verdict.kind is Kind.NOTHING:
@@ -153,8 +157,11 @@ def smallest(found: Findings) -> str:
     part = c.smallest[h] / c.rms[h] if c.rms[h] else 0.0
     ulp = ""
     if found.half_ulp:
-        part_of = f"{100 * c.smallest[h] / found.half_ulp:.1f} % of what errors of half an ulp"
-        ulp = f", or {part_of} of OUT, always with dO's sign, make"
+        times = c.smallest[h] / found.half_ulp
+        ulp = (
+            f", or {times:.2g} times the error that delta would have if every number of OUT were"
+            " off by half an ulp in the direction of dO"
+        )
     return (
         f"The smallest bias that this would have shown nine times in ten is {c.smallest[h]:.2g} per"
         f" token in {found.where}, {100 * part:.0f} % of the rms error of delta{ulp}."
@@ -253,7 +260,17 @@ def rows(found: Findings) -> str:
     return (
         f"The rows of dS sum to 0 in exact arithmetic; here their sums make {most:.2g} of the"
         f" gradient of W_Q in {found.named(layer, head)}, {median:.2g} in the median head{cured}."
+        f" {judged(most)}"
     )
+
+
+def judged(share: float) -> str:
+    """Return how a sum of rows of dS, relative to the gradient of W_Q, compares with the alarm."""
+    if share >= THRESHOLD:
+        way = f"At {THRESHOLD:g} or more, as here, `roundscope.torch.watch` warns of a run"
+        return f"{way} if later looks have the same direction."
+    near = ", of which it is more than half" if share > THRESHOLD / 2 else ""
+    return f"The alarm of `roundscope.torch.watch` is at {THRESHOLD:g}{near}."
 
 
 def origin(found: Findings) -> str:

@@ -122,7 +122,8 @@ def diagnose(
 ) -> Findings | Stopped:
     """Run steps 3 to 6 on tensors. A layer is causal as its file says, unless the request says it.
 
-    Raises UsageError for a layer without do, and for one with a mask, a window, a softcap or sinks.
+    Raises UsageError for a layer without do, and for one with a mask, a window, a softcap, a bias
+    or sinks.
     """
     for x in layers:
         _check_plain(x)
@@ -131,7 +132,7 @@ def diagnose(
 
 
 def _check_plain(x: Layer) -> None:
-    had = {"a mask that is not causal": x.mask, "a window": x.window}
+    had = {"a mask that is not causal": x.mask, "a window": x.window, "a bias": x.bias}
     for what, value in (had | {"a softcap": x.softcap, "sinks": x.sinks}).items():
         if value is not None:
             why = f"has {what}, for which delta's error cannot be split into accounts"

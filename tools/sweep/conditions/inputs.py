@@ -18,7 +18,14 @@ from roundscope.attention.testing.families import FAMILIES, Source
 from roundscope.emu.errors import unknown
 from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.sweep.conditions.cell import OF_CALL, Cell, Value, entries, lacking
-from roundscope.tools.tensors.layers import REPAIR, Layer, layer_names, read_layers, sample_path
+from roundscope.tools.tensors.layers import (
+    REPAIR,
+    Layer,
+    check_unbiased,
+    layer_names,
+    read_layers,
+    sample_path,
+)
 
 SAMPLE = "sample"
 SIZES = ("T", "S", "N", "H")
@@ -259,7 +266,8 @@ def _layer(name: str, path: Path, layer: str | None) -> Layer:
     try:
         names = layer_names(path, layer)
         if len(names) == 1 or name == SAMPLE:
-            return read_layers(path, layer=names[0])[0]
+            repair = "run that, or give a file without it"
+            return check_unbiased(read_layers(path, layer=names[0])[0], repair)
     except UsageError as error:
         save = "add an entry" if path.suffix == ".npz" else "save it with metadata"
         words = {  # of the error -> what holds for a sweep

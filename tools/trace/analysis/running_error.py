@@ -137,6 +137,8 @@ def _row(seen: Observed, b: int, n: int, t: int, i: int) -> tuple[np.ndarray, np
     own, sees = options(layer, n, n + 1), visible(layer, request)
     if sees is not None:
         own["mask"] = sees[b % len(sees), n % sees.shape[1], t, keys]
+    if (bias := own["bias"]) is not None:
+        own["bias"] = bias[b % len(bias), 0, t, keys]
 
     def cut(x: np.ndarray) -> np.ndarray:
         return x[b : b + 1, keys, g : g + 1]

@@ -210,7 +210,10 @@ def heat_map(summary: Summary) -> tuple[Figure, int, float]:
         bar.ax.tick_params(labelsize=8)
         bar.set_label("z", fontsize=8)
         for i, j in zip(*np.nonzero(np.abs(z) > limit), strict=True):
-            ax.add_patch(Rectangle((j - 0.48, i - 0.46), 0.96, 0.92, fill=False, ec=INK, lw=1.2))
+            ax.add_patch(Rectangle((j - 0.48, i - 0.46), 0.96, 0.92, fill=False, ec=INK, lw=2.4))
+            ax.add_patch(
+                Rectangle((j - 0.46, i - 0.44), 0.92, 0.88, fill=False, ec="white", lw=0.9)
+            )
     if means.size and means.shape[1] <= 16:
         cells = [
             (

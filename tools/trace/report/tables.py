@@ -326,6 +326,7 @@ def call_words(request: Request, layer: Layer) -> str:
         "causal": request.causal,
         f"aligned {request.alignment}": request.alignment is not None and is_placed,
         "masked": layer.mask is not None,
+        "biased": layer.bias is not None,
         f"window {plan.window}": plan.window > 0,
         f"softcap {plan.softcap:g}": plan.softcap > 0.0,
         "sinks": layer.sinks is not None,

@@ -18,6 +18,7 @@ from roundscope.operations.models.budget import (
     NOTHING,
     Broken,
     Errors,
+    Flipped,
     ModelBudget,
     ModelLine,
     Results,
@@ -36,7 +37,7 @@ from roundscope.operations.models.torch.comparing.plans import (
     parts_of,
     plan_in_words,
 )
-from roundscope.operations.models.torch.side import Side
+from roundscope.operations.models.torch.side import Side, result_of
 
 Tell = Callable[[str], None]
 SMALL = 1e-3  # the share below which no events of a group are measured, nor an event's absence
@@ -119,7 +120,11 @@ class Measuring:
             ways: dict[int, Way] = {n: x for n, x in (self.own | changes).items() if x is not None}
             words = "; ".join(f"{key}: {text}" for key, text, _ in wanted)
             tried.append(Tried(words, self.errors(ways)))
-        unequal = self._unequal(notes) if has_gradients else 0.0
+        flips = self._flips()
+        if flips:
+            names = "; ".join(str(flip) for flip in flips)
+            notes.insert(0, f"decisions that differ from those in binary64: {names}")
+        unequal, apart = self._unequal(notes) if has_gradients else (0.0, 0.0)
         return ModelBudget(
             total=self.total,
             lines=tuple(x.line for x in lines),
@@ -130,6 +135,8 @@ class Measuring:
             unequal=unequal,
             broken=self._broken(),
             notes=tuple(notes),
+            apart=apart,
+            flips=tuple(flips),
         )
 
     @property
@@ -278,28 +285,72 @@ class Measuring:
             line = replace(line, without=self.errors(self.replaced(group.numbers, absent)))
         return line
 
-    def _unequal(self, notes: list[str]) -> float:
-        """Return the part of the numbers of the gradients that are not those of the model."""
-        own = own_gradients(self.side)
-        pairs = [
-            (_numbers(self.own_run.gradients.get(v, torch.zeros_like(x))), _numbers(x))
-            for v, parameter in self.step.parameters.items()
-            if (x := own.get(id(parameter))) is not None
-        ]
-        if not pairs:
-            return 0.0
+    def _flips(self) -> list[Flipped]:
+        """Return the operations that decide otherwise than in binary64.
+
+        Such have results that are no floating-point numbers, of inputs that are: the numbers of
+        experts or of tokens, and comparisons.
+        """
+        found = []
+        for entry in self.tape.entries:
+            if not any(self.exact_run.values[v].is_floating_point() for v in refs(entry.arguments)):
+                continue
+            title = f"{entry.function.rpartition('.')[2]} {entry.module}".strip()
+            for v in entry.outputs:
+                one, two = self.own_run.values[v], self.exact_run.values[v]
+                if one.is_floating_point():
+                    continue
+                if one.shape != two.shape:
+                    found.append(Flipped(title, one.numel(), one.numel()))
+                    continue
+                if entry.function.endswith("topk"):  # the experts of a token, in any order
+                    one, two = (x.sort(-1).values for x in (one, two))
+                    differ = (one != two).any(-1)
+                else:
+                    differ = one != two
+                if count := int(differ.sum()):
+                    found.append(Flipped(title, count, differ.numel()))
+        return found
+
+    def _unequal(self, notes: list[str]) -> tuple[float, float]:
+        """Return the part of the numbers of the gradients that are not those of the model, and by
+        how much of their length.
+        """
+        own, result = own_gradients(self.side)
+        wanted = {
+            v: x for v, p in self.step.parameters.items() if (x := own.get(id(p))) is not None
+        }
+        if not wanted:
+            return 0.0, 0.0
+        found = self.own_run.gradients
+        pairs = [(found.get(v, torch.zeros_like(x)), x) for v, x in wanted.items()]
         again, want = (
-            np.concatenate([x.reshape(-1) for x in each]) for each in zip(*pairs, strict=True)
+            np.concatenate([_numbers(x).reshape(-1) for x in each])
+            for each in zip(*pairs, strict=True)
         )
         share = float((~agree(again, want)).mean())
-        if share:
-            apart = relative_rms(again, want)
-            notes.append(
-                f"{share:.1%} of the numbers of the gradients are others than the model's own, by"
-                f" {apart:.1e} of their length: autograd adds gradients in another order where an"
-                " operation reads a value twice"
+        if not share:
+            return 0.0, 0.0
+        apart = relative_rms(again, want)
+        why = []
+        recorded = None if self.tape.output is None else self.tape.values[self.tape.output].array
+        if recorded is not None and not _equal(result, recorded):
+            why.append(
+                "with gradients on, the model's results are others than in the recorded run, since"
+                " PyTorch takes other kernels, as of attention whose bias has a gradient"
             )
-        return share
+        if lost := [v for v, x in wanted.items() if v not in found and bool((x != 0).any())]:
+            name = self.tape.values[lost[0]].name.removeprefix(PARAMETER)
+            why.append(
+                f"no gradient reaches {name}{f' and {n} more' if (n := len(lost) - 1) else ''}: a"
+                " bias or a mask of attention is a constant here"
+            )
+        order = "autograd adds gradients in another order where an operation reads a value twice"
+        notes.append(
+            f"{share:.1%} of the numbers of the gradients are others than the model's own, by"
+            f" {apart:.1e} of their length: {'; '.join(why) or order}"
+        )
+        return share, apart
 
     def _broken(self) -> Broken | None:
         """Return where numbers stop being finite."""
@@ -330,8 +381,14 @@ def _numbers(x: Tensor) -> np.ndarray:
     return numpy_of(x.cpu())
 
 
-def own_gradients(side: Side) -> dict[int, Tensor]:
-    """Return the gradients that the model itself computes, in binary64, by parameters' identity."""
+def _equal(x: Tensor, y: Tensor) -> bool:
+    return x.shape == y.shape and bool(agree(_numbers(x.detach()), _numbers(y)).all())
+
+
+def own_gradients(side: Side) -> tuple[dict[int, Tensor], Tensor]:
+    """Return the gradients that the model itself computes, in binary64, by parameters' identity,
+    and what it returned.
+    """
     parameters = [x for x in side.model.parameters() if x.requires_grad]
     with torch.enable_grad():
         if side.run is not None:
@@ -343,6 +400,7 @@ def own_gradients(side: Side) -> dict[int, Tensor]:
         assert side.loss is not None
         loss = side.loss(out, side.inputs)
     if not loss.requires_grad:
-        return {}
+        return {}, result_of(out)
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return {id(x): g.double() for x, g in zip(parameters, found, strict=True) if g is not None}
+    pairs = zip(parameters, found, strict=True)
+    return {id(x): g.double() for x, g in pairs if g is not None}, result_of(out)

@@ -14,6 +14,7 @@ from torch import Tensor
 from roundscope.attention.torch.arrays import numpy_of, tensor_of
 from roundscope.events.plan import BasePlan
 from roundscope.operations.catalogue import OPERATIONS
+from roundscope.operations.models.calls import table_of
 from roundscope.operations.models.tape import Entry, Ref
 from roundscope.operations.operation import Shape
 from roundscope.operations.run import run
@@ -142,12 +143,11 @@ def arrays_of(
 ) -> Iterator[tuple[CallOf, dict[str, np.ndarray]]]:
     """Yield the calls of an entry with their arrays, rows of one shape."""
     for call in calls_of(entry):
-        tensors = {name: known[v] for name, v in call.inputs.items()}
-        if call.operation == "rope":  # tables (B, T, F) of heads (B, N, T, F)
-            shape = tensors["x"].shape
-            tables = {n: tensors[n].unsqueeze(1).expand(shape) for n in ("cos", "sin")}
-            tensors |= tables
-        yield call, {name: numpy_of(x.cpu()) for name, x in tensors.items()}
+        arrays = {name: numpy_of(known[v].cpu()) for name, v in call.inputs.items()}
+        if call.operation == "rope":
+            tables = {n: table_of(arrays["x"], arrays[n]) for n in ("cos", "sin")}
+            arrays |= {n: table for n, table in tables.items() if table is not None}
+        yield call, arrays
 
 
 def is_emulated(entry: Entry, known: Mapping[int, Tensor]) -> bool:
@@ -161,9 +161,19 @@ def is_emulated(entry: Entry, known: Mapping[int, Tensor]) -> bool:
         }
         if call.operation != "rope" and len(rows) > 1:  # as of an addition that broadcasts
             return False
+        if call.operation == "rope" and any(
+            table_of(*(_shaped(known[call.inputs[n]]) for n in ("x", name))) is None
+            for name in ("cos", "sin")
+        ):
+            return False
         if not all(known[v].is_floating_point() for v in call.inputs.values()):
             return False
     return bool(calls)
+
+
+def _shaped(x: Tensor) -> np.ndarray:
+    """Return an array of the shape of a tensor, which takes no memory."""
+    return np.broadcast_to(np.zeros(()), x.shape)
 
 
 def _tensor(x: np.ndarray, known: Mapping[int, Tensor]) -> Tensor:

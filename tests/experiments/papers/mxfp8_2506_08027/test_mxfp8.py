@@ -98,7 +98,7 @@ def test_all_arms_of_a_rate_run_in_one_executable():
             s = settings_of(scale, own)
             assert numbers(s) == [list(range(len(own)))] and {t.lr for t in own} == {own[0].lr}
             assert all(formats_at(s, arm, 0).even for arm in s.arms)
-        assert len(trials(scale)) == len(scale.rates) and {
+        assert len(trials(scale)) == len(scale.rates) + bool(scale.more) and {
             len({a.lr for a in group}) for group in proxy_arms(scale)
         } == {1}
 
