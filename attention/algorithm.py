@@ -393,7 +393,9 @@ def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Again:
     return Again(_normalized(at, e, l), tanh, e, l, x, share)
 
 
-def backward_tile(at: Events, scale: float, x: Operands, sums: AnySums) -> AnySums:
+def backward_tile(
+    at: Events, scale: float, x: Operands, sums: AnySums, do_of_v: Array | None = None
+) -> AnySums:
     """Return dQ, dK and dV after one tile: arXiv 2307.08691, Algorithm 2, lines 10 to 16.
 
     In a call with a bias, the gradient of its tile is returned with them.
@@ -401,6 +403,8 @@ def backward_tile(at: Events, scale: float, x: Operands, sums: AnySums) -> AnySu
     `sums` are the sums so far, to which the tile adds. The scale is applied at the end, or
     where the plan's `gradient_scale` says. At a masked score P = 0, and DP and DPD are not rounded.
     Rows and keys without a visible score in this tile keep their sums unchanged.
+
+    do_of_v: dO as the operand of dV, (bq, Hv), where it is another one
     """
     (q, k, v, do, lse, delta), (dq, dk, dv, *_) = x, sums
     again = probabilities(at, scale, q, k, lse)
@@ -409,7 +413,7 @@ def backward_tile(at: Events, scale: float, x: Operands, sums: AnySums) -> AnySu
         e = p if at.plan.ds_from_p else again.p
         of_queries = _begun_at_delta(at, scale, e, v, do, delta)
     dq = query_gradients(at, of_queries, k, dq)
-    dk, dv = key_gradients(at, p, ds, q, do, dk, dv)
+    dk, dv = key_gradients(at, p, ds, q, do if do_of_v is None else do_of_v, dk, dv)
     return Sums(dq, dk, dv) if of_bias is None else BiasedSums(dq, dk, dv, of_bias)
 
 

@@ -20,6 +20,7 @@ from roundscope.attention.arguments import (
     plans_given,
     served_given,
 )
+from roundscope.attention.engines.again import with_own_lse
 from roundscope.attention.engines.protocol import Name as Engine
 from roundscope.attention.engines.protocol import differentiable, examining
 from roundscope.attention.errors import NotFused
@@ -43,7 +44,7 @@ from roundscope.attention.settings import (
     result_type,
     setup_of,
 )
-from roundscope.attention.sites import Site
+from roundscope.attention.sites import KEY_SITES, Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.tiles.records import Gradients, Inputs, Residuals
 from roundscope.attention.trace.parts import Part
@@ -416,7 +417,7 @@ def _examine(
         parts.append(Part((b, heads), number, whole, tiles or {}, backward))
 
     def rounded(site: Site, x: Array) -> CarrierArray:
-        block = setup.block_k if site in (Site.K, Site.V) else setup.block_q
+        block = setup.block_k if site in KEY_SITES else setup.block_q
         heads, seen = run.round_inputs(setup, site, run.enter(x, block), plans)
         keep(x.shape[2], seen)
         return heads
@@ -437,7 +438,11 @@ def _examine(
             keys, of_keys = run.round_inputs(setup, Site.KC, inputs.k, plans)
             inputs = inputs._replace(k=keys)
             keep(g, of_keys)
-        found, seen = run.backward(setup, Residuals(inputs, results), own_do, plans)
+        if setup.plan.inputs_again:
+            own_q, own_k, own_v = rounded(Site.QB, q), rounded(Site.KB, k), rounded(Site.VB, v)
+            inputs = inputs._replace(q=own_q, k=own_k, v=own_v)
+        read = with_own_lse(run, setup, Residuals(inputs, results), plans)
+        found, seen = run.backward(setup, read, own_do, plans)
         keep(n, seen["whole"], seen["tiles"], backward=True)
         keep(g, seen["keys"])
         if sink is not None:

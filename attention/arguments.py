@@ -55,7 +55,8 @@ def check_floats(name: str, x: Any) -> None:
     """Raise TypeError if x is not an array of floats of at most 64 bits."""
     is_array = isinstance(x, np.ndarray | np.generic) or is_of_jax(x) or _is_of_torch(x)
     if not is_array and type(x).__name__ != "ShapeDtypeStruct":
-        what = "None" if x is None else f"a {type(x).__name__}"
+        kind = type(x).__name__
+        what = "None" if x is None else f"{'an' if kind[:1] in 'aeiou' else 'a'} {kind}"
         raise TypeError(
             f"{name}: {what}, must be an array of floats; numpy.asarray(x, 'float32') makes one"
         )
@@ -174,11 +175,9 @@ def served_given(
 def block_given(name: str, rows: Any) -> int:
     """Return the rows of a tile. Raise TypeError or ValueError unless it is an integer > 0."""
     if not is_known_whole(rows):
-        raise TypeError(f"{name}={shown(rows)}: a tile has a whole number of rows; 128 is usual")
+        raise TypeError(f"{name}={shown(rows)}: give a whole number of rows of a tile, such as 128")
     if not 1 <= rows <= ROWS:
-        raise ValueError(
-            f"{name}={shown(rows)}: a tile has at least one row, and at most 2^31; 128 is usual"
-        )
+        raise ValueError(f"{name}={shown(rows)}: give from 1 to 2^31 rows of a tile, such as 128")
     return operator.index(rows)
 
 

@@ -13,6 +13,7 @@ from jax import Array
 
 from roundscope.attention.arguments import check_like_output, check_shapes
 from roundscope.attention.engines import xla
+from roundscope.attention.engines.again import with_own_lse
 from roundscope.attention.engines.layout import SIXTEEN_BITS
 from roundscope.attention.engines.protocol import Differentiable, Plans
 from roundscope.attention.inputs.scales import check_scales_of_backward
@@ -113,9 +114,9 @@ def _forward(
 ) -> tuple[Array, _Kept]:
     """Return the output, and what the backward needs."""
     engine, setup, batch = call.engine, call.setup, inputs.q.shape[0]
-    blocks = ((Site.Q, setup.block_q), (Site.K, setup.block_k), (Site.V, setup.block_k))
-    each = zip(blocks, inputs[:3], strict=True)
-    q, k, v = (_rounded(call, site, x, block, plans) for (site, block), x in each)
+    blocks = setup.block_q, setup.block_k, setup.block_k
+    each = zip((Site.Q, Site.K, Site.V), inputs[:3], blocks, strict=True)
+    q, k, v = (_rounded(call, site, x, block, plans) for site, x, block in each)
     sinks = None if inputs.sink is None else engine.enter_sinks(inputs.sink, batch)
     own = inputs.of_scores, inputs.of_output
     of_scores, of_output = (None if x is None else engine.enter_sinks(x, 1) for x in own)
@@ -123,6 +124,9 @@ def _forward(
     rounded = Inputs(q, k, v, inputs.mask, sinks, of_scores, of_output, bias)
     results, _ = engine.forward(setup, rounded, plans)
     output: Any = engine.leave(results.out, batch, setup.queries, call.output)
+    if setup.plan.inputs_again:
+        q, k, v = (engine.enter(x, block) for x, block in zip(inputs[:3], blocks, strict=True))
+        rounded = rounded._replace(q=q, k=k, v=v)
     return output, _Kept(plans, error, engine.stored(setup, plans, Residuals(rounded, results)))
 
 
@@ -170,8 +174,13 @@ def _gradients(call: _Call, kept: _Kept, do: Array) -> tuple[Gradients, Array | 
     do_heads = _rounded(call, Site.DO, do, setup.block_q, plans)
     if setup.plan.scaled_keys:
         inputs = inputs._replace(k=engine.round_inputs(setup, Site.KC, inputs.k, plans)[0])
+    if setup.plan.inputs_again:
+        again = zip((Site.QB, Site.KB, Site.VB), inputs[:3], strict=True)
+        q, k, v = (engine.round_inputs(setup, site, x, plans)[0] for site, x in again)
+        inputs = inputs._replace(q=q, k=k, v=v)
     dtype = result_type(do)
-    found, _ = engine.backward(setup, Residuals(inputs, read), do_heads, plans)
+    given = with_own_lse(engine, setup, Residuals(inputs, read), plans)
+    found, _ = engine.backward(setup, given, do_heads, plans)
     sizes = setup.queries, setup.keys, setup.keys, setup.queries
     sites = Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT
     own = [dtype] * len(sites)

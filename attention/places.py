@@ -135,7 +135,7 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
             quotient
             or (
                 plan.registers
-                and (softmax or plan.delta_from in (DeltaFrom.P_DP, DeltaFrom.CENTRED))
+                and (softmax or plan.delta_from not in (DeltaFrom.OUT, DeltaFrom.WIDE_O))
             )
         ),
         Site.PD: plan.registers,
@@ -151,6 +151,8 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
         Site.KS: plan.scale_roots,
         Site.KM: plan.smoothed_keys,
         Site.KC: plan.scaled_keys,
+        **dict.fromkeys((Site.QB, Site.KB, Site.VB), plan.inputs_again),
+        Site.DOV: plan.do_apart,
         **dict.fromkeys((Site.BETA, Site.OA, Site.OT), plan.flushed_tiles > 0),
         **dict.fromkeys(OF_NORMALIZED_LAST, plan.normalized_last),
         Site.SW: bool(plan.split_tiles),

@@ -128,6 +128,11 @@ def _check_asked(setup: Setup, batch: int, features: tuple[int, int], has_mask: 
                 " or a plan with log2_e=scale"
             )
     _check_key_scales(setup, features[0])
+    if setup.plan.hadamard and features[0] & (features[0] - 1):
+        raise ValueError(
+            f"plan: {setup.plan.name} multiplies q and k by a Hadamard matrix (hadamard=True) of"
+            f" {features[0]} rows, their features; give a power of two, or hadamard=false"
+        )
     sizes = Sizes(
         batch,
         setup.queries,

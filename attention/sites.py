@@ -140,6 +140,10 @@ class Site(SiteBase):
     TT = "TT", "TANH_B^2", Axes.TS, "backward", 92, "DS"
     DTANH = "DTANH", "1 - TT", Axes.TS, "backward", 80, "DS"
     KC = "KC", "scale log2 e k, the keys of S_B and DQ", Axes.SH, "backward", 95, "K"
+    QB = "QB", "q as the backward reads it", Axes.TH, "backward", 117, "Q"
+    KB = "KB", "k as the backward reads it", Axes.SH, "backward", 118, "K"
+    VB = "VB", "v as the backward reads it", Axes.SH, "backward", 119, "V"
+    DOV = "DOV", "DO as the operand of dV", Axes.TH, "backward", 120, "DO"
     SCALED_B = "SCALED_B", "scale S_B, or softcap TANH_B", Axes.TS, "backward", 24
     BIASED_B = "BIASED_B", "SCALED_B + BIAS", Axes.TS, "backward", 110, "SCALED_B"
     LS_B = "LS_B", "log2 e SCALED_B, or log2 e BIASED_B", Axes.TS, "backward", 42, "SCALED_B"
@@ -199,10 +203,14 @@ def _named(names: str) -> frozenset[Site]:
     return frozenset(Site[name] for name in names.split())
 
 
-BLOCK_AXIS = {Site.Q: 1, Site.K: 1, Site.V: 0, Site.DO: 0, Site.P: 1, Site.P_B: 0, Site.DS: 1}
+BLOCK_AXIS = {
+    **{Site.Q: 1, Site.K: 1, Site.V: 0, Site.DO: 0, Site.P: 1, Site.P_B: 0, Site.DS: 1},
+    **{Site.QB: 1, Site.KB: 1, Site.VB: 0, Site.DOV: 0},
+}
 """The operands of products, and for each the axis over which its first product sums.
 
-The blocks of a block format lie along that axis.
+The blocks of a block format lie along that axis. QB, KB and VB have that of Q, K and V, so that one
+format gives the same numbers to both passes.
 """
 
 FACTORS = {
@@ -248,7 +256,7 @@ OF_QUOTIENT = _named("LL INV2 DPL2 DPL")
 OF_KERNELS = frozenset(s for s in Site if s.instead)
 
 # events that belong to key heads, which several query heads may share
-KEY_SITES = _named("K V KS KM KC SDK DK_OUT DV_OUT")
+KEY_SITES = _named("K V KS KM KC KB VB SDK DK_OUT DV_OUT")
 
 # events that only a call with a backward has: those of the backward, and its input dO
 BACKWARD = frozenset(s for s in Site if s.stage == "backward") | {Site.DO}
@@ -258,13 +266,13 @@ ONCE = (
     frozenset(s for s in Site if s.stage == "inputs")
     | OF_SINKS
     | _named(
-        "QS KS KM KC SW SO OT LANES INV OI OUT MS LN LSE OD DOO DELTA SDQ SDK SDKH DKH DVH DQ_OUT"
-        " DK_OUT DV_OUT"
+        "QS KS KM KC QB KB VB DOV SW SO OT LANES INV OI OUT MS LN LSE OD DOO DELTA SDQ SDK SDKH"
+        " DKH DVH DQ_OUT DK_OUT DV_OUT"
     )
 )
 
 # events with as many features as q and k; other events with features have as many as v
-QUERY_FEATURES = _named("Q K QS KS KM KC DQP DKP DQ DK SDQ SDK SDKH DKH DQ_OUT DK_OUT")
+QUERY_FEATURES = _named("Q K QS KS KM KC QB KB DQP DKP DQ DK SDQ SDK SDKH DKH DQ_OUT DK_OUT")
 
 PRODUCTS = (Site.S, Site.ROWSUM, Site.PV, Site.DELTA, Site.S_B, Site.DV, Site.DP, Site.DQ, Site.DK)
 """The sites that are sums of products; a plan has an accumulator for each, in this order.

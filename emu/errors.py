@@ -81,9 +81,8 @@ def unknown(
     meant = [f"'{n}'" for n in _meant(like.lower(), [*names, *map(str, also)])]
     last = " or ".join(filter(None, (", ".join(meant[:-1]), *meant[-1:])))
     hint = f"; did you mean {last}?" if meant else "."
-    return (
-        f"unknown {what} {shown(name)}{hint} Known: {' '.join(names)}{' ' * bool(repair)}{repair}"
-    )
+    gap = " " if repair and repair[0] != ";" else ""
+    return f"unknown {what} {shown(name)}{hint} Known: {' '.join(names)}{gap}{repair}"
 
 
 def _meant(like: str, names: Sequence[str]) -> list[str]:

@@ -141,6 +141,15 @@ FP4_RULES = Entry(
     seeds=(2, 5),
     note="needs no GPU: 1,484 s in full on two cores that had other work too",
 )
+LOWBIT = Entry(
+    name="lowbit",
+    command="reproduce lowbit",
+    question="Does keeping the row sums of dS at zero replace matched recomputation and a"
+    " high-precision dS in attention of few bits?",
+    full=832,
+    seeds=(2, 5),
+    note="832 s are of an H100, in two parts with --jobs 10 and 14",
+)
 DOSE = Entry(
     name="dose",
     command="dose",
@@ -212,7 +221,10 @@ KERNELS = Entry(
 )
 
 # run by `roundscope reproduce`
-PAPERS = (GOLDEN, LONG, QIU_YAO, RELEASED, MECHANISM, SU, MXFP8, FA4, TWO_LEVEL, ALARM, FP4_RULES)
+PAPERS = (
+    *(GOLDEN, LONG, QIU_YAO, RELEASED, MECHANISM, SU, MXFP8, FA4, TWO_LEVEL),
+    *(ALARM, FP4_RULES, LOWBIT),
+)
 DOSES = (BIAS, SCALING, CONDITIONS, IDENTITY)  # run by `roundscope dose --study`
 PROXIES = (FORMATS, INTERVENTIONS)  # run by `roundscope proxy --study`
 STUDIES = (*PAPERS, DOSE, *DOSES, *PROXIES, ACCUMULATORS, KERNELS)

@@ -191,7 +191,11 @@ class ReproduceOptions:
         "numpy"
     )
     jobs: Annotated[
-        int | None, Option(help="For golden: number of worker processes; by default that of cores.")
+        int | None,
+        Option(
+            help="Number of worker processes: for golden, by default that of cores; for lowbit, of"
+            " launches at a time, by default 1."
+        ),
     ] = None
     draw: Annotated[
         bool, Option("--draw", help="Draw what the folder holds, without training.")

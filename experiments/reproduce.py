@@ -21,7 +21,10 @@ def run(options: ReproduceOptions) -> int:
     words = " ".join(["roundscope", entry.command, *chosen])
     line = f"{words} --engine {options.engine}" if entry is catalogue.GOLDEN else words
     folder = options.out or Path(entry.name)
-    return command.run(study, out=folder, command=line, as_json=options.json, draw=options.draw)
+    jobs = (options.jobs or 1) if entry is catalogue.LOWBIT else 1
+    return command.run(
+        study, out=folder, command=line, as_json=options.json, draw=options.draw, jobs=jobs
+    )
 
 
 def study_of(
@@ -38,6 +41,7 @@ def study_of(
     from roundscope.experiments.papers.stability_2405_02803 import study as stability
     from roundscope.experiments.questions.alarm import study as alarm
     from roundscope.experiments.questions.fp4_rules import study as fp4_rules
+    from roundscope.experiments.questions.lowbit import study as lowbit
 
     asked: dict[str, Callable[[bool], Study[Any]]] = {
         catalogue.GOLDEN.name: lambda quick: stability.asked(quick, engine, jobs),
@@ -51,5 +55,6 @@ def study_of(
         catalogue.TWO_LEVEL.name: two_level.asked,
         catalogue.ALARM.name: alarm.asked,
         catalogue.FP4_RULES.name: fp4_rules.asked,
+        catalogue.LOWBIT.name: lowbit.asked,
     }
     return asked[name](quick)

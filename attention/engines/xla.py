@@ -154,7 +154,8 @@ def _round_inputs(
 
 
 _ROUND_INPUTS = {
-    site: _wide(partial(_round_inputs, site)) for site in (Site.Q, Site.K, Site.V, Site.DO, Site.KC)
+    site: _wide(partial(_round_inputs, site))
+    for site in (Site.Q, Site.K, Site.V, Site.DO, Site.KC, Site.QB, Site.KB, Site.VB)
 }
 
 

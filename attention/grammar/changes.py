@@ -19,6 +19,7 @@ from roundscope.attention.grammar.edits import apply, kinds_of
 from roundscope.attention.grammar.roundings import accumulator_words, spelled
 from roundscope.attention.places import absent, occurs
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.sites import Site
 from roundscope.emu.errors import Problem, tidy_errors, unknown
 from roundscope.emu.numbers import check_seed
 from roundscope.emu.shown import shown
@@ -245,7 +246,8 @@ def _check_value(of: type[BasePlan], kind: str, name: str, value: str) -> None:
     try:
         kinds_of(of)[kind].spell(value)
     except ValueError as error:
-        said = str(error) if f"'{value}'" in str(error) else f"{name}={value}: {error}"
+        is_told = f"'{value}'" in str(error) and kind in ("format", "accumulator", "mode")
+        said = str(error) if is_told else f"{name}={value}: {error}"
         raise ValueError(said + ("; the event is EXP" if name == "exp" else "")) from None
 
 
@@ -267,9 +269,12 @@ def _unknown(
             f"'{name}': the steps of a sum go with its order; write {head}.sum=ORDER:FORMAT, as in"
             " PV.sum=ascending:bf16"
         )
+    if tail and head.upper() in of.SITES.__members__:
+        words = [f"{head}.{kind}" for kind in ("sum", "mode")]
+        return unknown("word", name, words, "; or the site alone, as in " + head + "=bf16")
     hint = "; SITE.sum and SITE.mode too"
     if isinstance(plan, Plan):
-        sites = [s for s in of.SITES if absent(plan, s) is None]
+        sites: list[SiteBase] = [s for s in Site if absent(plan, s) is None]
     else:
         sites = [s for s in of.SITES if not s.instead]
     return unknown("site", name, (*sites, *STAGES, *kinds_of(of), *others), hint)

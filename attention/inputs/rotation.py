@@ -7,16 +7,12 @@ loses less.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
-from numpy.typing import NDArray
 
 from roundscope.attention.arguments import check_floats
+from roundscope.attention.inputs.hadamard import halvings, spread
 from roundscope.emu.arrays import Array, Result
-from roundscope.emu.backends import ops
 from roundscope.emu.numbers import check_seed
-from roundscope.emu.roundings.random import random31
 
 
 def rotated(q: Array, k: Array, *, seed: int = 0) -> tuple[Result, Result]:
@@ -67,28 +63,4 @@ def rotated(q: Array, k: Array, *, seed: int = 0) -> tuple[Result, Result]:
         raise ValueError(
             f"q, k: {h} and {other} features, must be the same power of two; pad both with zeros"
         )
-    n = h.bit_length() - 1
-    return _spread(q, n // 2, seed), _spread(k, n - n // 2, seed)
-
-
-def _spread(x: ops.Array, halvings: int, seed: int) -> ops.Array:
-    """Return x D W 2^-halvings, by log2 H rounds of sums and differences."""
-    x = x if x.dtype.itemsize >= 4 else x.astype("float32")
-    xp, h = x.__array_namespace__(), x.shape[-1]
-    y, n = x * xp.asarray(_signs(h, seed) * math.ldexp(1.0, -halvings), dtype=x.dtype), 1
-    while n < h:
-        pairs = y.reshape(*x.shape[:-1], -1, 2, n)
-        a, b = pairs[..., 0, :], pairs[..., 1, :]
-        y, n = xp.stack([a + b, a - b], axis=-2).reshape(x.shape), 2 * n
-    return y
-
-
-def _signs(count: int, seed: int) -> NDArray[np.floating]:
-    """Return a random sign, +1 or -1, for each of `count` features."""
-    word = np.uint32
-    with np.errstate(over="ignore"):  # NumPy's scalars warn where its arrays wrap
-        bits = random31(
-            (np.full(1, seed, word), np.zeros(1, word)),
-            (np.zeros(count, word), np.arange(count, dtype=word)),
-        )
-    return (np.asarray(bits) & 1) * 2.0 - 1.0
+    return spread(q, halvings(h, of_keys=False), seed), spread(k, halvings(h, of_keys=True), seed)

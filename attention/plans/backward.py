@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from roundscope.attention.plans.choices import (
+    REAL_DELTAS,
     BackwardExponent,
     DeltaFrom,
     GradientsApart,
@@ -88,6 +89,17 @@ def _ds_apart(p: "PlanRecord") -> str:
     )
 
 
+def _inputs_again(p: "PlanRecord") -> str:
+    others = ("saved_p", "scale_roots", "scaled_keys", "scaled_queries", "key_scales")
+    found = [name for name in others if getattr(p, name)]
+    return (
+        f"the backward reads q, k and v of its own, and {found[0]}=True has others for it; use"
+        f" {found[0]}=false"
+        if found
+        else ""
+    )
+
+
 _FROM_L = tuple(how for how in BackwardExponent if how is not BackwardExponent.STATE)
 
 
@@ -129,8 +141,17 @@ class BackwardChoices(RowChoices):
         called="delta_from",
         doc="The operands of delta, one of `DeltaFrom`: OUT (default; fused kernels), O, P_DP"
         " (unfused softmax), or CENTRED, which keeps the row sums of dS at 0 and which no kernel"
-        " uses.",
-        moves=Moves(backward=3, follows=True),
+        " uses. OTHER_ROWS and RANDOM_SIGNS are shams of CENTRED: corrections as large, in other"
+        " rows or with random signs.",
+        refused=lambda p: (
+            "a sham corrects a delta of tiles and whole products; it goes with score_gradient"
+            " difference or softmax"
+            if p.delta_from not in REAL_DELTAS and p.score_gradient is ScoreGradient.QUOTIENT
+            else ""
+        ),
+        kernels=REAL_DELTAS,
+        programs=REAL_DELTAS,
+        moves=Moves(backward=3, values=REAL_DELTAS, follows=True),
         example="delta_from=P_DP",
     )
     delta_products: bool = choice(
@@ -267,4 +288,42 @@ class BackwardChoices(RowChoices):
         ),
         kernels=(False,),
         moves=Moves(backward=16),
+    )
+    inputs_again: bool = choice(
+        False,
+        number=60,
+        doc="True lets the backward read q, k and v from before their events Q, K and V: the events"
+        " QB, KB and VB round them for it. With QB, KB and VB in the formats of Q, K and V the"
+        " backward recomputes the forward's scores; in others it does not. Default False. It has"
+        " neither saved_p, scale_roots, scaled_keys, scaled_queries nor key_scales.",
+        source="training with a forward in few bits: the drop-in backward that arXiv 2603.00040"
+        " warns of, and V of dP in arXiv 2603.02170",
+        refused=_inputs_again,
+        kernels=(False,),
+        programs=(False,),
+    )
+    do_apart: bool = choice(
+        False,
+        number=61,
+        doc="True casts dO as the operand of dV apart (event DOV). dP and delta read dO after its"
+        " event DO alone. Default False.",
+        source="SageBwd (arXiv 2603.02170), whose dV reads dO in INT8 and whose dP reads it in"
+        " FP16",
+        kernels=(False,),
+        programs=(False,),
+    )
+    lse_again: bool = choice(
+        False,
+        number=63,
+        doc="True takes L in the backward from the scores of QB and KB, so P of the backward sums"
+        " to 1 whatever the forward's scores were. Default False. It needs inputs_again.",
+        source="our own: what is left of a drop-in backward whose P is normalized",
+        refused=lambda p: (
+            "L of what the forward read is known already; it goes with inputs_again"
+            if not p.inputs_again
+            else ""
+        ),
+        kernels=(False,),
+        programs=(False,),
+        example="inputs_again=true lse_again=true",
     )

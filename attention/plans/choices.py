@@ -32,11 +32,17 @@ class DeltaFrom(StrEnum):
     * CENTERED, "CENTRED": rowsum(P dP) / rowsum(P). Every row of dS then adds up to 0, even where
       the rounded P does not add up to 1. `CENTRED` is another name of this member. Its value keeps
       the British spelling because stored results contain it.
+    * OTHER_ROWS, "OTHER_ROWS": a sham of CENTERED. Let c be CENTERED's delta less OUT's, row by
+      row. Row i of T has OUT's delta plus c of row (i + T // 2) mod T: corrections of the same
+      sizes, each in the wrong row.
+    * RANDOM_SIGNS, "RANDOM_SIGNS": another sham. Row i has OUT's delta plus c_i or minus c_i, by a
+      fair coin for each head and row, the same at every call: corrections of the same sizes in the
+      right rows, half of which double the row's sum.
 
     Example:
         >>> from roundscope.attention import DeltaFrom
         >>> [str(operands) for operands in DeltaFrom]
-        ['OUT', 'O', 'P_DP', 'CENTRED']
+        ['OUT', 'O', 'P_DP', 'CENTRED', 'OTHER_ROWS', 'RANDOM_SIGNS']
     """
 
     OUT = "OUT"
@@ -44,6 +50,12 @@ class DeltaFrom(StrEnum):
     P_DP = "P_DP"
     CENTRED = "CENTRED"  # first of the two, since its repr is part of stored keys
     CENTERED = "CENTRED"
+    OTHER_ROWS = "OTHER_ROWS"
+    RANDOM_SIGNS = "RANDOM_SIGNS"
+
+
+REAL_DELTAS = (DeltaFrom.OUT, DeltaFrom.WIDE_O, DeltaFrom.P_DP, DeltaFrom.CENTRED)
+"""The operands of delta without the shams, which neither kernels nor compiled programs compute."""
 
 
 class Exponential(StrEnum):

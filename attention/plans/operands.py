@@ -77,6 +77,18 @@ class OperandChoices(BackwardChoices):
         kernels=(False,),
         programs=(False,),
     )
+    hadamard: bool = choice(
+        False,
+        number=62,
+        doc="True multiplies the features of q and k by a Hadamard matrix with random signs, which"
+        " is the same for all heads, before the events Q and K (and QB and KB), and dQ and dK by"
+        " its transpose at the end. Scores do not change in exact arithmetic. The additions are"
+        " exact for inputs of few bits and are no events. The features are a power of two. It has"
+        " neither sinks nor a softcap. Default False.",
+        source="incoherent processing (arXiv 2407.08608, 3.3)",
+        kernels=(False,),
+        programs=(False,),
+    )
     key_scales: bool = choice(
         False,
         number=50,

@@ -89,6 +89,10 @@ class PlanRecord(TileChoices):
             other = {Site.Q: Site.QS, Site.K: Site.KS} if self.scale_roots else {}
             if self.scaled_keys and own in (Site.S_B, Site.DQ):
                 other[Site.K] = Site.KC
+            if self.inputs_again and own in (Site.S_B, Site.DP, Site.DQ, Site.DK):
+                other |= {Site.Q: Site.QB, Site.K: Site.KB, Site.V: Site.VB}
+            if self.do_apart and own is Site.DV:
+                other[Site.DO] = Site.DOV
             is_scaled = self.gradient_scale is ScaleOfGradient.OPERAND
             if (self.dp_from_delta or self.ds_apart) and own is Site.DQ:
                 other[Site.DS] = Site.SDSQ if is_scaled else Site.DSQ
@@ -197,6 +201,8 @@ LATER = {
     Site.KM: "smoothed_keys",
     **dict.fromkeys((Site.SDKH, Site.DKH, Site.DVH), "rounded_heads"),
     Site.DSR: "ds_apart",
+    **dict.fromkeys((Site.QB, Site.KB, Site.VB), "inputs_again"),
+    Site.DOV: "do_apart",
     **dict.fromkeys(OF_CAP_APART, "cap_apart"),
     **dict.fromkeys(OF_NORMALIZED_LAST, "normalized_last"),
     **dict.fromkeys(OF_BIAS, "biased"),

@@ -33,6 +33,7 @@ UNCAPPED = {  # fields of plans whose kernel has no softcap, and what it has ins
     "scaled_keys": "keys that contain scale log2 e already",
     "scaled_queries": "queries that contain the scale already",
     "smoothed_keys": "keys less their mean, which moves all scores of a row",
+    "hadamard": "queries and keys that were turned",
     "maximum_gradient": "a sum of dS that is taken away behind the tanh",
 }
 
@@ -69,7 +70,7 @@ def _uncapped(p: "PlanRecord") -> str:
 
 
 def _sinks(p: "PlanRecord") -> str:
-    for name in ("split_tiles", "kept_state", "lse_base2", "smoothed_keys"):
+    for name in ("split_tiles", "kept_state", "lse_base2", "smoothed_keys", "hadamard"):
         if getattr(p, name):
             return f"{p.name} has {name}={getattr(p, name)}, which knows no sinks; change it"
     if p.score_gradient is ScoreGradient.QUOTIENT:
@@ -83,8 +84,11 @@ def _sinks(p: "PlanRecord") -> str:
             "the sum of dS of maximum_gradient=True has the sink's part without the scale; use"
             f" gradient_scale=operand or result, not {p.gradient_scale}"
         )
-    if p.delta_from is DeltaFrom.CENTERED:
-        return "rows of P do not add up to 1, which delta_from=CENTRED expects; use OUT, O or P_DP"
+    if p.delta_from not in (DeltaFrom.OUT, DeltaFrom.WIDE_O, DeltaFrom.P_DP):
+        return (
+            f"rows of P do not add up to 1, which delta_from={p.delta_from} expects; use OUT, O or"
+            " P_DP"
+        )
     if p.sinks is Sinks.KEY and not p.normalise_first:
         return (
             "of tiles, each adds up its own keys; it goes with a softmax of whole rows; use"

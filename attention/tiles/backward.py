@@ -7,12 +7,13 @@ delta, and the final gradients of queries, keys and sinks.
 
 import functools
 import operator
+from dataclasses import replace
 from types import ModuleType
 from typing import NamedTuple
 
 from roundscope.attention import algorithm
 from roundscope.attention.hook import Events
-from roundscope.attention.plans.choices import DeltaFrom, ScaleOfGradient
+from roundscope.attention.plans.choices import REAL_DELTAS, DeltaFrom, ScaleOfGradient
 from roundscope.attention.sites import Site
 from roundscope.attention.softmax.row_sums import reciprocal
 from roundscope.attention.softmax.sinks import sink_gradient
@@ -26,6 +27,7 @@ from roundscope.attention.tiles.loops import (
     in_tiles,
     mask_tiles,
     tile_at,
+    turned_back,
     whole_events,
     whole_head,
 )
@@ -40,6 +42,7 @@ from roundscope.attention.tiles.records import (
 )
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.roundings.modes import BINARY32
+from roundscope.events.hook import NOISE, random_bits
 from roundscope.events.place import Index
 from roundscope.events.recorder import Seen
 
@@ -63,6 +66,7 @@ class _Queries(NamedTuple):
     mask: Array | None
     bias: Array | None
     dbias: Array | None = None
+    do_of_v: Array | None = None
 
 
 class _Keys(NamedTuple):
@@ -92,6 +96,8 @@ def backward(
     """
     xp, (q, k, v, mask, sink, *_, bias) = ops.xp, given.inputs
     delta, seen_first = deltas(ops, setup, head, given, do)
+    do_of_v, own = _cast_apart(ops, setup, head, mask, do)
+    seen_first |= own
     q_tiles, do_tiles, lse_tiles, delta_tiles = (
         in_tiles(x, setup.block_q) for x in (q, do, given.results.of_rows, delta)
     )
@@ -117,7 +123,8 @@ def backward(
 
                 def compute() -> tuple[AnySums, Seen]:
                     operands = Operands(x.q, y.k, y.v, x.do, x.lse, x.delta)
-                    given = operands, before
+                    apart = () if x.do_of_v is None else ((x.do_of_v,),)
+                    given = operands, before, *apart
                     sites = _OPERANDS, _SUMS
                     return computed(ops, setup, tile, _step, given, sites, sink, x.bias)
 
@@ -126,7 +133,15 @@ def backward(
                 return (sums.dk, sums.dv), (sums.dq, of_bias(sums), seen)
 
             rows = _Queries(
-                q_tiles, do_tiles, lse_tiles, delta_tiles, dq_tiles, y.mask, y.bias, y.dbias
+                q_tiles,
+                do_tiles,
+                lse_tiles,
+                delta_tiles,
+                dq_tiles,
+                y.mask,
+                y.bias,
+                y.dbias,
+                do_of_v,
             )
             (dk, dv), later = ops.scan(
                 query_tile, (y.dk, y.dv), backwards(rows) if part.queries_down else rows
@@ -178,8 +193,10 @@ def of_bias(sums: AnySums) -> Array | None:
     return sums.bias if isinstance(sums, BiasedSums) else None
 
 
-def _step(at: Events, setup: Setup, operands: Operands, sums: AnySums) -> AnySums:
-    return algorithm.backward_tile(at, setup.of_scores, operands, sums)
+def _step(
+    at: Events, setup: Setup, operands: Operands, sums: AnySums, apart: tuple[Array, ...] = ()
+) -> AnySums:
+    return algorithm.backward_tile(at, setup.of_scores, operands, sums, *apart)
 
 
 def _last(at: Events, setup: Setup, sums: tuple[Array, ...]) -> Array:
@@ -188,6 +205,16 @@ def _last(at: Events, setup: Setup, sums: tuple[Array, ...]) -> Array:
 
 def _of_head(at: Events, setup: Setup, sums: tuple[Array, ...]) -> tuple[Array, Array]:
     return round_head_gradients(at, setup, *sums)
+
+
+def _cast_apart(
+    ops: Ops, setup: Setup, head: Index, mask: Array | None, do: Array
+) -> tuple[Array | None, Seen]:
+    """Return dO as the operand of dV, by query tile, in plans with `do_apart`, else None."""
+    if not setup.plan.do_apart:
+        return None, {}
+    at = whole_events(ops, setup, head, mask)
+    return in_tiles(at(Site.DOV, do), setup.block_q), at.seen()
 
 
 def _delta(at: Events, setup: Setup, operands: tuple[Array, ...]) -> Array:
@@ -199,11 +226,11 @@ def deltas(ops: Ops, setup: Setup, head: Index, given: Residuals, do: Array) -> 
 
     The arguments are those of `backward`.
     """
-    at = whole_events(ops, setup, head, given.inputs.mask)
-    if setup.plan.delta_from is DeltaFrom.OUT:
+    at, how = whole_events(ops, setup, head, given.inputs.mask), setup.plan.delta_from
+    if how is DeltaFrom.OUT:
         read = do, given.results.out
         return computed(ops, setup, at.tile, _delta, (read,), ((Site.DO, Site.OUT),))
-    if setup.plan.delta_from is DeltaFrom.WIDE_O:
+    if how is DeltaFrom.WIDE_O:
         read = do, given.results.wide
         return computed(ops, setup, at.tile, _delta, (read,), ((Site.DO, ()),))
     total, exact, *mass = (x.reshape(-1) for x in _delta_from_p_dp(ops, setup, head, given, do))
@@ -212,14 +239,26 @@ def deltas(ops: Ops, setup: Setup, head: Index, given: Residuals, do: Array) -> 
             ops.multiply(x, reciprocal(ops.xp, l))
             for x, l in zip((total, exact), mass, strict=True)
         )
+    if how not in REAL_DELTAS:
+        own = algorithm.delta(replace(at, recorder=None), do, given.results.out)
+        total, exact = (own + _sham(at, setup, x - own) for x in (total, exact))
     delta = at(Site.DELTA, total, exact)
     return delta, at.seen()
+
+
+def _sham(at: Events, setup: Setup, c: Array) -> Array:
+    """Return the corrections of the rows, (T,), in other rows or with random signs."""
+    if setup.plan.delta_from is DeltaFrom.OTHER_ROWS:
+        rows, half = setup.queries, setup.queries - setup.queries // 2
+        return at.ops.xp.concatenate([c[rows - half : rows], c[: rows - half], c[rows:]])
+    coins = random_bits(at.ops.xp, at.tile, Site.DELTA, 0, c.shape, NOISE) & 1
+    return c * (coins * 2 - 1).astype("float64")
 
 
 def _delta_from_p_dp(
     ops: Ops, setup: Setup, head: Index, given: Residuals, do: Array
 ) -> tuple[Array, ...]:
-    """Return rowsum(P dP) of a head by query tile, and for CENTRED also rowsum(P).
+    """Return rowsum(P dP) of a head by query tile, and but for P_DP also rowsum(P).
 
     Each sum is returned twice, (query tiles, block_q). The first is added by DELTA's accumulator.
     The second is too, unless an Exact() injection at DELTA needs it in binary64. Nothing is
@@ -247,7 +286,7 @@ def _delta_from_p_dp(
 
             return if_any(ops, setup, tile, masks, compute, sums)
 
-        count = 4 if setup.plan.delta_from is DeltaFrom.CENTRED else 2
+        count = 2 if setup.plan.delta_from is DeltaFrom.P_DP else 4
         zeros = (ops.xp.zeros_like(x.do[:, 0]),) * count
         return None, ops.scan(key_tile, zeros, keys._replace(mask=x.mask, bias=x.bias))[0]
 
@@ -260,6 +299,7 @@ def round_query_gradients(at: Events, setup: Setup, dq: Array) -> Array:
 
     at: the hook of the whole head.
     """
+    dq = turned_back(setup, dq, of_keys=False)
     if setup.plan.gradient_scale is ScaleOfGradient.RESULT:
         dq = algorithm.register(at, Site.SDQ, at.ops.multiply(dq, setup.factor_of_queries))
     return at(Site.DQ_OUT, dq)
@@ -318,6 +358,7 @@ def _times_factors(
 
     site: SDK or SDKH
     """
+    dk = turned_back(setup, dk, of_keys=True)
     if setup.plan.gradient_scale is ScaleOfGradient.RESULT:
         dk = algorithm.register(at, site, at.ops.multiply(dk, setup.factor_of_keys))
     return dk, dv * 2.0**-setup.plan.offset if setup.plan.offset_again else dv

@@ -16,6 +16,7 @@ import numpy as np
 
 from roundscope.attention.hook import Events
 from roundscope.attention.injection import Injection
+from roundscope.attention.inputs.hadamard import gathered, halvings, spread
 from roundscope.attention.plans.choices import Log2E, Sinks
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.recording import Record
@@ -38,6 +39,7 @@ from roundscope.events.recorder import Recorder, Seen
 PROGRAMS_FROM: ContextVar[float] = ContextVar("programs_from", default=2**18)
 ONLY_TRITON: ContextVar[bool] = ContextVar("only_triton", default=False)
 ROOTED = {Site.Q: Site.QS, Site.K: Site.KS}  # events of q and k multiplied by the root of the scale
+TURNED = (Site.Q, Site.K, Site.QB, Site.KB)  # events of q and k, which `hadamard` turns before
 State = TypeVar("State")
 Out = TypeVar("Out")
 TileArrays: TypeAlias = tuple[tuple[Any, ...], ...]  # the arguments of a step, in groups
@@ -430,10 +432,11 @@ def round_inputs(ops: Ops, setup: Setup, head: Index, site: Site, x: Array) -> t
     """Return one input tensor of a head after its event, and what was recorded.
 
     In plans that multiply q and k by the root of the scale, the event QS or KS follows. In plans
-    with `scaled_queries` q is multiplied before its event, and with `smoothed_keys` k loses its
-    mean.
+    with `scaled_queries` q is multiplied before its event, with `smoothed_keys` k loses its
+    mean, and with `hadamard` q and k are turned.
 
-    site  Q, K, V or DO; or KC, the scaled keys of the backward, for which x is K after its event
+    site  Q, K, V or DO; KC, the scaled keys of the backward, for which x is K after its event; or
+          QB, KB or VB, for which x is q, k or v
     x     (rows, features), padded to whole tiles
     """
     heads = setup.key_heads if site in KEY_SITES else setup.heads
@@ -450,14 +453,23 @@ def _rounds(site: Site) -> Step:
         if site is Site.KC or (site is Site.Q and plan.scaled_queries):  # a product in binary32
             factor = in_base2(ops, plan, setup.scale)
             x = ops.round(ops.multiply(x, factor), BINARY32, None)
-        if site is Site.K and plan.smoothed_keys:
-            x = _smoothed(at, setup, x)
+        if site in (Site.K, Site.KB) and plan.smoothed_keys:
+            x = _smoothed(at if site is Site.K else replace(at, recorder=None), setup, x)
+        if plan.hadamard and site in TURNED:
+            x = spread(x, halvings(x.shape[1], of_keys=site in KEY_SITES), 0)
         rounded = at(site, x)
         if plan.scale_roots and site in ROOTED:
             rounded = at(ROOTED[site], ops.multiply(rounded, setup.factor))
         return rounded
 
     return step
+
+
+def turned_back(setup: Setup, x: Array, *, of_keys: bool) -> Array:
+    """Return the sums dQ or dK, (rows, features), as gradients of q or k before `hadamard`."""
+    if not setup.plan.hadamard:
+        return x
+    return gathered(x, halvings(x.shape[1], of_keys=of_keys), 0)
 
 
 def _smoothed(at: Events, setup: Setup, k: Array) -> Array:

@@ -287,9 +287,14 @@ def parted(text: str) -> tuple[str, dict[str, str]]:
     known = _WORDS if is_of_blocks(name) else {k: v for k, v in _WORDS.items() if k != "rule"}
     found: dict[str, str] = {}
     for word in rest:
+        if not word.strip():
+            raise ValueError(
+                f"'{text}': a word is missing behind a colon; leave the colon out, or write a"
+                f" {' or '.join(known)}, as in bf16:toward-zero"
+            )
         kind, plain = _kind(word, known)
         if kind in found:
-            raise ValueError(f"'{text}': {found[kind]} and {plain} are both a {kind}; give one")
+            raise ValueError(f"'{text}': {found[kind]} and {plain} both set the {kind}; give one")
         found[kind] = plain
     return name, found
 
@@ -301,7 +306,7 @@ def _kind(word: str, known: Mapping[str, tuple[str, ...]]) -> tuple[str, str]:
         if plain in list(names):
             return kind, plain
     raise ValueError(
-        unknown(", ".join(known), word, [name for names in known.values() for name in names])
+        unknown(" or ".join(known), word, [name for names in known.values() for name in names])
     )
 
 

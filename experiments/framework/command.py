@@ -1,8 +1,10 @@
 """The one command of all studies: it runs what is missing, writes page and JSON, and answers."""
 
+import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,30 +31,33 @@ from roundscope.tools.report.model import (
 from roundscope.tools.report.progress import bar
 from roundscope.tools.report.terminal import console, plain
 from roundscope.tools.results.folder import checked_folder
+from roundscope.tools.results.run import Run
 from roundscope.tools.signals import INTERRUPTED
 
 P = TypeVar("P")  # a point of a study that keeps no file
 
 
-def measured(study: Study[R], out: Path, draw: bool) -> tuple[Outcome, R | None]:
+def measured(study: Study[R], out: Path, draw: bool, jobs: int = 1) -> tuple[Outcome, R | None]:
     """Run a study in a folder, or with `draw` only read it; return the outcome and any results."""
     if study.measure is not None:
         return study.measure(out, draw)
     with opened(out, study.file or study.name) as store:
-        return (counted(study, store, 0) if draw else measure(study, store)), study.results(store)
+        outcome = counted(study, store, 0) if draw else measure(study, store, jobs)
+        return outcome, study.results(store)
 
 
-def measure(study: Study[Any], store: Store) -> Outcome:
-    """Run the launches that are missing; after Ctrl-C, those that were done are kept."""
+def measure(study: Study[Any], store: Store, jobs: int = 1) -> Outcome:
+    """Run the launches that are missing; after Ctrl-C, those that were done are kept.
+
+    jobs  the number of launches at a time. With more than 1 each runs in a process of its own, so
+          the launches have to be picklable, and they share the device
+    """
     from roundscope.tools.results.machine import device
 
     ran = 0
     try:
         while todo := missing(study, store):
-            for number, launch in enumerate(todo):
-                title = f"launch {number + 1} of {len(todo)}, {launch.title}"
-                with bar(title, launch.steps) as progress:
-                    runs = launch.run(progress)
+            for launch, runs in _one_by_one(todo) if jobs == 1 else _together(todo, jobs):
                 store.add(runs, launch.config, device("xla"))
                 if left := set(launch.keys) - store.keys():
                     raise RuntimeError(
@@ -62,6 +67,42 @@ def measure(study: Study[Any], store: Store) -> Outcome:
     except KeyboardInterrupt:
         return counted(study, store, ran, interrupted=True)
     return counted(study, store, ran)
+
+
+Done = Iterator[tuple[Launch, Mapping[str, Run[Any]]]]  # a launch and its runs
+
+
+def _one_by_one(todo: Sequence[Launch]) -> Done:
+    for number, launch in enumerate(todo):
+        title = f"launch {number + 1} of {len(todo)}, {launch.title}"
+        with bar(title, launch.steps) as progress:
+            runs = launch.run(progress)
+        yield launch, runs
+
+
+def _together(todo: Sequence[Launch], jobs: int) -> Done:
+    """Yield launches as they end, several at a time; they are killed where this is left early.
+
+    The error of one that failed is raised after the others.
+    """
+    from roundscope.tools.sweep.running.executors import local
+
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a GPU's memory is shared
+    with bar(f"{len(todo)} launches, {jobs} at a time", len(todo)) as progress, local(jobs) as crew:
+        running = {crew.executor.submit(launch.run, _untold): launch for launch in todo}
+        errors: list[BaseException] = []
+        for number, future in enumerate(as_completed(running)):
+            if error := future.exception():
+                errors.append(error)
+            else:
+                yield running[future], future.result()
+            progress(number + 1)
+    if errors:
+        raise errors[0]
+
+
+def _untold(done: int) -> None:
+    """Take the progress of a launch in another process, which nobody shows."""
 
 
 def missing(study: Study[Any], store: Store) -> list[Launch]:
@@ -99,11 +140,18 @@ FAILED = 1
 
 
 def run(
-    study: Study[Any], *, out: Path, command: str, as_json: bool = False, draw: bool = False
+    study: Study[Any],
+    *,
+    out: Path,
+    command: str,
+    as_json: bool = False,
+    draw: bool = False,
+    jobs: int = 1,
 ) -> int:
     """Run a study into the folder `out`. Return 0, 1 if a launch failed, or 130 after Ctrl-C.
 
     command  the command as the user gave it, for the page
+    jobs     the number of launches at a time (`measure`)
     draw     whether to train nothing: the page then shows what the results file holds, and says
              what is missing
 
@@ -120,7 +168,7 @@ def run(
         raise bad("--draw", str(out), "holds no results; run the command without --draw first")
     out.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
-    outcome, results = measured(study, out, draw)
+    outcome, results = measured(study, out, draw, jobs)
     if outcome.interrupted:
         console(stderr=True).print(
             f"interrupted; {study.unit} that were done are kept, and the same command goes on"

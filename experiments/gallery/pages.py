@@ -101,12 +101,17 @@ SOURCES = {  # of studies that `source_of` has no rule for
     catalogue.SU.name: _paper(
         catalogue.SU,
         _links(MX, "mx-instability"),
-        {"su-proxy.sqlite.gz": "proxy-h200.sqlite", "su-ln-fix.sqlite.gz": "proxy.sqlite"},
+        {"su-proxy.sqlite.gz": "proxy.sqlite", "su-ln-fix.sqlite.gz": "su.sqlite"},
     ),
     catalogue.MXFP8.name: _paper(
         catalogue.MXFP8,
         _links("mxfp8-recipes-arxiv-250608027", "mxfp8-recipes"),
         {"mxfp8.sqlite.gz": "mxfp8.sqlite", "mxfp8-proxy.sqlite.gz": "proxy.sqlite"},
+    ),
+    catalogue.LOWBIT.name: _paper(
+        catalogue.LOWBIT,
+        {"../findings/low-bit-training.md": FINDING},
+        {"lowbit.sqlite.gz": "lowbit.sqlite"},
     ),
     catalogue.DOSE.name: Source(
         image="dose.png",

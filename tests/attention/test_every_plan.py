@@ -25,6 +25,7 @@ ARGUMENTS = {
     "nothing": {},
     "softcap": {"softcap": 1.5},
     "sinks": {"sinks": np.array([0.7, -0.9])},
+    "bias": {"bias": DRAW.standard_normal((2, 9, 11))},
     "window": {"window": 3},
     "mask": {"mask": MASK},
     "causal": {"is_causal": True},
@@ -46,8 +47,14 @@ REFUSED = {  # the kernels of these plans have no such feature, or cannot take t
         *("qiu-yao-eager", "qiu-yao-compiled", "jax-xla", "sage-int8"),
     },
     "negative": {"sdpa-math"},
+    "bias": {
+        *("fa2", "fa2-split", "fa3", "fa3-e4m3", "fa4-hopper", "fa4-bf16", "fa4-fp8"),
+        *("fa4-fp8-offset4", "fa4-fp8-threshold0", "cudnn", "cudnn-split", "cudnn-fp8"),
+        *("cudnn-fp8-s256", "qiu-yao-eager", "qiu-yao-compiled", "pallas-mha", "sage-int8"),
+        *("tokamax-mosaic", "tokamax-mosaic-stale", "triton-tutorial"),
+    },
 }
-REFUSED["all"] = set().union(*REFUSED.values())
+REFUSED["all"] = set().union(*(names for n, names in REFUSED.items() if n != "bias"))
 
 
 @pytest.mark.parametrize("argument", ARGUMENTS)
@@ -91,6 +98,7 @@ TOGETHER = [
     "fp32 exp=base2 log2_e=scale scaled_queries=true fused_exponent=true lse_base2=true",
     "fp32 exp=base2 log2_e=scores scaled_queries=true unfused=true saved_p=true",
     "fp32 smoothed_keys=true unfused=true",
+    "fp32 inputs_again=true lse_again=true do_apart=true hadamard=true",
 ]
 
 
@@ -102,7 +110,7 @@ def test_words_compute_attention_together(words):
     plan, told = plan_of(iter(words.split(" ", 1)))
     assert told == words
     calls = [PLAIN, replace(PLAIN, scale=0.3, is_causal=True)]
-    if "CENTRED" not in words and "lse_base2" not in words and "smoothed" not in words:
+    if not any(word in words for word in ("CENTRED", "lse_base2", "smoothed", "hadamard")):
         calls.append(replace(PLAIN, scale=1.7, sinks=np.array([0.7, -0.9])))
     assert [x for call in calls for x in wrong(plan, call)] == []
 

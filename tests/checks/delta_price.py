@@ -240,6 +240,8 @@ def main() -> None:
     p.add_argument("--out", type=Path)
     p.add_argument("--compile", nargs=2, type=int)
     args = p.parse_args()
+    if args.out is None and not args.compile:
+        p.error("--out: name a folder with inputs.npz, which delta_table --inputs writes")
     if args.compile:
         compile_some(*args.compile)
     else:

@@ -4,9 +4,9 @@
 
 A random plan is a preset or a twin with random words of `attention.testing.strategies` that it
 accepts. It is put into binary64 at every event, and met by a call with random arguments: a
-scale of either sign, a causal mask, another mask, a window, a softcap, sinks, groups of heads,
-ragged tiles, other numbers of keys than of queries. Its out, L, dq, dk, dv, delta and dsinks are
-then those of exact attention, or the plan or the call is refused in words.
+scale of either sign, a causal mask, another mask, a window, a softcap, sinks, a bias, groups of
+heads, ragged tiles, other numbers of keys than of queries. Its out, L, dq, dk, dv, delta, dsinks
+and dbias are then those of exact attention, or the plan or the call is refused in words.
 
 The reference is a textbook's attention in binary64, with its gradients by hand (`reference`); it
 shares nothing with `attention`. In binary64 a plan still has constants in binary32, such as log2 e,
@@ -35,7 +35,7 @@ from roundscope.attention.plans.choices import (
 from roundscope.attention.testing.words import BASES, CHOICES, TOGETHER
 from roundscope.events.plan import check_factors
 
-RESULTS = ("out", "lse", "dq", "dk", "dv", "delta", "dsinks")
+RESULTS = ("out", "lse", "dq", "dk", "dv", "delta", "dsinks", "dbias")
 TOLERANCE = 1e-5
 CORRECT = {Exponential.EX2: Exponential.BASE2, Exponential.CUDA: Exponential.CORRECT}
 NUMBERS = ("mode", "polynomial")  # words that change numbers, which binary64 has not
@@ -57,6 +57,7 @@ class Call:
     window: int | None = None
     softcap: float | None = None
     sinks: np.ndarray | None = None
+    bias: np.ndarray | None = None
 
     def __str__(self) -> str:
         """Return the shapes and arguments."""
@@ -64,7 +65,7 @@ class Call:
         s, g, hv = self.v.shape[1:]
         told = f"B={b} T={t} S={s} N={n} G={g} H={h} Hv={hv} tiles={self.tiles}"
         given = {name: getattr(self, name) for name in ("scale", "is_causal", "window", "softcap")}
-        given |= {name: getattr(self, name) is not None for name in ("mask", "sinks")}
+        given |= {name: getattr(self, name) is not None for name in ("mask", "sinks", "bias")}
         return " ".join([told, *(f"{name}={x}" for name, x in given.items() if x)])
 
 
@@ -101,6 +102,7 @@ def random_call(draw: np.random.Generator) -> Call:
         window=one(None, None, None, 1, 4),
         softcap=one(None, None, 0.9, 3.0),
         sinks=one(None, draw.standard_normal(heads[0])),
+        bias=one(None, None, draw.standard_normal((t, s)), draw.standard_normal((heads[0], 1, s))),
     )
 
 
@@ -157,6 +159,7 @@ def reference(x: Call, plan: Plan) -> dict[str, np.ndarray]:
     if cap:
         tanh = np.tanh(logits / cap)
         logits, slope = cap * tanh, 1.0 - tanh**2
+    logits = logits if x.bias is None else logits + x.bias
     apart = np.arange(t)[:, None] - np.arange(s)
     sees = np.broadcast_to(True if x.mask is None else x.mask, (b, n, t, s)).copy()
     sees &= (apart >= 0) | (not x.is_causal)
@@ -170,7 +173,8 @@ def reference(x: Call, plan: Plan) -> dict[str, np.ndarray]:
     out = np.einsum("bnts,bsnh->btnh", p, v)
     dp = np.einsum("btnh,bsnh->bnts", x.do, v)
     delta = (p * dp).sum(-1, keepdims=True)
-    ds = p * (dp - delta) * slope * scale
+    of_scores = p * (dp - delta)
+    ds = of_scores * slope * scale
     with np.errstate(divide="ignore"):
         lse = np.log(total[..., 0]) * (1.0 / np.log(2.0) if plan.lse_base2 else 1.0)
 
@@ -189,6 +193,11 @@ def reference(x: Call, plan: Plan) -> dict[str, np.ndarray]:
         found["delta"] = delta[..., 0].swapaxes(1, 2)
     if x.sinks is not None:
         found["dsinks"] = -(of_sink / safe * delta).sum((0, 2, 3))
+    if x.bias is not None:
+        axes = tuple(
+            n for n, size in enumerate(np.broadcast_shapes(x.bias.shape, (1,) * 4)) if size == 1
+        )
+        found["dbias"] = of_scores.sum(axes, keepdims=True).reshape(x.bias.shape)
     return found
 
 
@@ -198,7 +207,8 @@ def wrong(plan: Plan, x: Call, engine: str = "numpy") -> list[str]:
     Raises ValueError if the plan or the call is refused.
     """
     check_factors(plan)
-    asked = {n: getattr(x, n) for n in ("scale", "is_causal", "mask", "window", "softcap", "sinks")}
+    named = ("scale", "is_causal", "mask", "window", "softcap", "sinks", "bias")
+    asked = {n: getattr(x, n) for n in named}
     found = examine(
         x.q, x.k, x.v, x.do, plan=correct(plan), block_q=x.tiles[0], block_k=x.tiles[1],
         record=None, engine=engine, **asked,

@@ -51,8 +51,9 @@ def test_blocks_in_words() -> None:
     ("text", "told"),
     [
         ("e4m3fn:toward-zero:inf", "overflow=inf: e4m3fn has no infinity"),
-        ("bf16:trunc", "unknown mode, overflow 'trunc'"),
-        ("bf16:inf:nan", "'bf16:inf:nan': inf and nan are both a overflow"),
+        ("bf16:trunc", "unknown mode or overflow 'trunc'"),
+        ("bf16:inf:nan", "'bf16:inf:nan': inf and nan both set the overflow"),
+        ("bf16:", "'bf16:': a word is missing behind a colon; leave the colon out"),
         ("bf16:rceil", "'bf16:rceil': bf16 has no scale, so no rule"),
         ("b16:inf", "unknown format 'b16'; did you mean 'bf16'?"),
         ("mxfp4:rceil", "a block format"),

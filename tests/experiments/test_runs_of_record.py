@@ -59,7 +59,7 @@ def test_trainings_of_qiu_yao():
 @pytest.mark.parametrize(
     ("study", "files"),
     [
-        (su.study(), {"su-proxy": "proxy-h200", "su-ln-fix": "proxy"}),
+        (su.study(), {"su-proxy": "proxy", "su-ln-fix": "su"}),
         (mxfp8.study(), {"mxfp8": "mxfp8", "mxfp8-proxy": "proxy"}),
     ],
     ids=("su", "mxfp8"),

@@ -1,6 +1,7 @@
 """Commands made of verbs, and how their words are parsed where typer would misread them."""
 
 import gc
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
@@ -121,6 +122,10 @@ def usage_line(error: Exception, args: Sequence[str]) -> str | None:
         name, sign, joined = word.partition("=")
         if name in options and name.startswith("-"):
             wrong = joined if sign else value
+    kind = re.search(r"valid (integer|number|float)", text)
+    if wrong and kind:
+        such = "whole number, such as 3" if kind[1] == "integer" else "number, such as 0.5"
+        return f"{max(options, key=len)} {shown(wrong)}: give a {such}"
     return text.rstrip(".") + (f"; got {shown(wrong)}" if wrong else "")
 
 

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from roundscope.attention.arguments import served_given
 from roundscope.attention.engines import numpy as engine
+from roundscope.attention.engines.again import with_own_lse
 from roundscope.attention.inputs.scales import check_scales_of_backward, scaled
 from roundscope.attention.plans.choices import DeltaFrom
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.settings import Options, mask_to_heads, setup_of
-from roundscope.attention.sites import PRODUCTS, Site
+from roundscope.attention.sites import KEY_SITES, PRODUCTS, Site
 from roundscope.attention.testing.calls import Inputs
 from roundscope.attention.tiles import records
 from roundscope.attention.tiles.loops import Setup
@@ -88,6 +89,10 @@ class Backwards:
         if setup.plan.scaled_keys:
             scaled = engine.round_inputs(setup, Site.KC, given.inputs.k)[0]
             given = given._replace(inputs=given.inputs._replace(k=scaled))
+        if setup.plan.inputs_again:
+            q, k, v = (self._rounded(setup, site) for site in (Site.QB, Site.KB, Site.VB))
+            given = given._replace(inputs=given.inputs._replace(q=q, k=k, v=v))
+        given = with_own_lse(engine, setup, given)
         setup, given, do = _part(setup, given, do, head, rows, keys)
         found = engine.backward(setup, given, do)[0]
         sizes = {"dq": setup.queries, "dk": setup.keys, "dv": setup.keys}
@@ -96,6 +101,12 @@ class Backwards:
         }
         return {n: np.asarray(x, np.float32) for n, x in left.items()}
 
+    def _rounded(self, setup: Setup, site: Site) -> Wide:
+        """Return q, k or v of the call after an event, of a name that begins with its letter."""
+        block = setup.block_k if site in KEY_SITES else setup.block_q
+        x = getattr(self.x, site[0].lower())
+        return engine.round_inputs(setup, site, engine.enter(x, block))[0]
+
     def _forward(self, c: Candidate, setup: Setup) -> Residuals:
         """Return what the forward of a candidate read and returned."""
         key = _of_forward(c, setup)
@@ -103,14 +114,12 @@ class Backwards:
             self._kept.move_to_end(key)
             return self._kept[key]
 
-        def rounded(site: Site, x: NDArray[np.float32], block: int) -> Wide:
-            return engine.round_inputs(setup, site, engine.enter(x, block))[0]
-
         x = self.x
+        q, k, v = (self._rounded(setup, site) for site in (Site.Q, Site.K, Site.V))
         inputs = records.Inputs(
-            rounded(Site.Q, x.q, setup.block_q),
-            rounded(Site.K, x.k, setup.block_k),
-            rounded(Site.V, x.v, setup.block_k),
+            q,
+            k,
+            v,
             mask_to_heads(setup, x.mask, 1, x.q.shape[2]),
             None if x.sinks is None else engine.enter_sinks(x.sinks, 1),
         )

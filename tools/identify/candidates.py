@@ -24,6 +24,7 @@ from roundscope.emu.roundings.modes import (
     FP16,
     Rounding,
     RoundingMode,
+    rounding,
 )
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.events.choice import Moves
@@ -57,6 +58,7 @@ ROW_SUMS = {
     "octets8": Accumulator(order=Order.OCTETS, chunk=8),
     "strided32": Accumulator(order=Order.STRIDED, chunk=32),
 }
+ENOUGH = 64  # numbers of a result, of which fewer say nothing of the bits of its format
 FORMATS = {"bf16": BF16, "fp16": FP16, "fp32": BINARY32, "fp64": BINARY64}
 FORWARD = tuple(s for s in Site if s.stage == "forward" and s not in (Site.LSE, Site.LN))
 BACKWARD = tuple(s for s in Site if s.stage == "backward")
@@ -205,14 +207,63 @@ RESULTS = {
 def narrowest(*arrays: np.ndarray) -> Rounding:
     """Return the narrowest of E4M3, BF16, FP16 and FP32 that has every number of some arrays."""
     kinds = {"float8_e4m3fn": E4M3, "bfloat16": BF16, "float16": FP16}
-    for name, rounding in kinds.items():
+    for name, own in kinds.items():
         kind = np.dtype(getattr(ml_dtypes, name, name))
         with np.errstate(over="ignore"):
             if all(
                 np.array_equal(x.astype(kind).astype(np.float32), x, equal_nan=True) for x in arrays
             ):
-                return rounding
+                return own
     return BINARY32
+
+
+def held(x: np.ndarray) -> Rounding:
+    """Return the narrowest format that has every number of an array, also one of a few bits.
+
+    Numbers of so few significant bits that no usual format has so few are those of `e8m<N>`.
+
+    Example:
+        >>> import numpy as np
+        >>> held(np.linspace(1.0, 1.9375, 128, dtype=np.float32)).format.name
+        'fp32'
+        >>> held(np.repeat(np.float32([1.0, 1.25, 1.75, 3.5]), 32)).format.name
+        'e8m2'
+    """
+    usual = narrowest(x)
+    some = np.unique(np.abs(x[np.isfinite(x) & (x != 0.0)]).astype(np.float32))
+    if some.size == 0 or x.size < ENOUGH:
+        return usual
+    bits = some.view(np.uint32) & np.uint32(0x7FFFFF)
+    lowest = int(np.bitwise_or.reduce(bits) | np.uint32(1 << 23))
+    precision = 24 - ((lowest & -lowest).bit_length() - 1)
+    if precision >= usual.format.precision or some.min() < 2.0**-126:
+        return usual
+    return rounding(f"e8m{precision - 1}")
+
+
+def cast_of(out: np.ndarray, exact: np.ndarray) -> Rounding:
+    """Return the cast to a few bits that made an output, by the signs of its errors; else BF16.
+
+    Args:
+        out: the output.
+        exact: the exact output.
+    """
+    own = held(out)
+    if own.format.precision >= BF16.format.precision:
+        return BF16
+    fine = np.isfinite(exact) & np.isfinite(out) & (exact != 0.0)
+    # other roundings are far below an ulp of the larger numbers alone
+    fine &= np.abs(exact) >= np.sqrt(np.square(exact[fine]).mean() if fine.any() else 0.0)
+    if not fine.any():
+        return own
+    size = np.abs(exact[fine])
+    ulp = np.exp2(np.floor(np.log2(size)) + 1 - own.format.precision)
+    off = (np.abs(out[fine]) - size) / ulp
+    if abs(off.mean()) > 0.25:  # half an ulp on one side
+        zero, away = RoundingMode.TOWARD_ZERO, RoundingMode.AWAY_FROM_ZERO
+        return replace(own, mode=zero if off.mean() < 0.0 else away)
+    # errors of up to half an ulp have a mean size of a quarter, those of to-odd half an ulp
+    return own if np.abs(off).mean() < 0.375 else replace(own, mode=RoundingMode.TO_ODD)
 
 
 def leaving(best: Candidate, results: Mapping[str, np.ndarray]) -> Candidate:
@@ -222,7 +273,7 @@ def leaving(best: Candidate, results: Mapping[str, np.ndarray]) -> Candidate:
     of that.
     """
     events = {
-        site: narrowest(x)
+        site: held(x)
         for name, x in results.items()
         for site in RESULTS[name]
         # gradients of heads that a plan keeps wider than those of the group stay so

@@ -17,7 +17,7 @@ from roundscope.emu.roundings.modes import BF16, FP16
 from roundscope.emu.stats.comparison import relative_rms, share_words
 from roundscope.events.plan import half
 from roundscope.tools.identify import low_bits, search, trial
-from roundscope.tools.identify.candidates import PRESETS, Candidate, emulated, options_of
+from roundscope.tools.identify.candidates import PRESETS, Candidate, cast_of, emulated, options_of
 from roundscope.tools.identify.compare import (
     GRADIENTS,
     Part,
@@ -60,8 +60,8 @@ class Errors:
     kernel   the kernel's error, from the exact result
     plan     the nearest plan's error, from the exact result
     between  the kernel from the plan
-    cast     the exact result cast to BF16, from the exact result: no plan's error is taken to be
-             smaller than this
+    cast     the exact result cast to BF16, or to the fewer bits that the output has, from the exact
+             result: no plan's error is taken to be smaller than this
     """
 
     kernel: float
@@ -224,7 +224,7 @@ def identify(
         alike, sizes = low_bits.of_low_bits(part, kept.out)
         if alike is not None:
             share = parts["out"].near.equal
-            kind, sentence = Kind.LOW_BITS, _of_low_bits(alike, errors, plan, share)
+            kind, sentence = Kind.LOW_BITS, _of_low_bits(alike, sizes, errors, plan, share)
     kind, sentence = _meant_so(kind, sentence, meant, sizes)
     return Identified(
         kind=kind,
@@ -341,11 +341,16 @@ def _verdict(
     return sentence
 
 
-def _of_low_bits(alike: Sized, errors: Errors, plan: str, share: float) -> str:
+def _of_low_bits(alike: Sized, sizes: list[Sized], errors: Errors, plan: str, share: float) -> str:
+    others = [s.words for s in sizes if s is not alike and s.is_like(errors.kernel)]
+    size = "That is a size only, which other causes have too"
+    size += f", such as {listed(others[:2])}" if others else ""
+    if alike.along >= low_bits.ALONG:
+        size = f"The two errors go together (correlation {alike.along:.2f})"
     return (
-        f"Not found, but its error is of the size that {alike.words} make: {errors.kernel:.3g} from"
-        f" the exact result, and theirs is {alike.error:.3g}. That is a size only, which other"
-        f" causes have too. The nearest plan, {plan}, gives {share_words(share, 4)} of out."
+        f"Not found, but its error is of the size that {alike.words} would make:"
+        f" {errors.kernel:.3g} from the exact result, against {alike.error:.3g}. {size}."
+        f" The nearest plan, {plan}, gives {share_words(share, 4)} of out."
     )
 
 
@@ -363,12 +368,13 @@ def _meant_so(kind: Kind, sentence: str, meant: Meant, sizes: list[Sized]) -> tu
         return Kind.MEANING, f"{said} Then: {sentence}"
     if kind is Kind.NO_ROUNDING:
         words, error = meant.nearest
-        alike = next((s for s in sizes if s.is_like(error)), None)
+        like = [s for s in sizes if s.is_like(error)]
+        alike = min(like, key=lambda s: abs(np.log(s.error / error)), default=None)
         if alike is not None and error * trial.FALLS <= meant.given:
             return Kind.MEANING, (
-                f"Explained if {words}, but for an error of the size that {alike.words} make: the"
-                f" error from exact attention falls from {meant.given:.3g} to {error:.3g}, and"
-                f" theirs is {alike.error:.3g}. Roundings were not looked for under this meaning."
+                f"Explained if {words}, but for an error of the size that {alike.words} would make:"
+                f" the error from exact attention falls from {meant.given:.3g} to {error:.3g},"
+                f" against {alike.error:.3g}. Roundings were not looked for under this meaning."
             )
         if sizes:
             formats = "; ".join(f"{s.words}, {s.error:.2g}" for s in sizes)
@@ -417,7 +423,7 @@ def _errors(x: Inputs, out: np.ndarray, got: np.ndarray) -> Errors:
         kernel=relative_rms(out, exact),
         plan=relative_rms(got, exact),
         between=relative_rms(out, got),
-        cast=relative_rms(np.asarray(round_to(exact, BF16)), exact),
+        cast=relative_rms(np.asarray(round_to(exact, cast_of(out, exact))), exact),
     )
 
 

@@ -16,6 +16,11 @@ from roundscope.tools.identify.candidates import Candidate, emulated, options_of
 from roundscope.tools.identify.meanings import exact_rows
 
 FORMATS = {  # the operands that are rounded, and the changes of fa2-bf16 that round them
+    "P in E4M3": "P=e4m3fn",
+    "P in E5M2": "P=e5m2",
+    "P in 4 significant bits of any range": "P=e8m3",
+    "P in 3 significant bits of any range": "P=e8m2",
+    "P in INT8 with scales": "P=int8[128x64]",
     "q and k in INT8 with a scale for every 128 and 64 tokens": "Q=int8[128x{0}] K=int8[64x{0}]",
     "q and k in INT8 with a scale for each token": "Q=int8[1x{0}] K=int8[1x{0}]",
     "q, k, v and P in INT8 with scales": (
@@ -31,6 +36,7 @@ FORMATS = {  # the operands that are rounded, and the changes of fa2-bf16 that r
 ALIKE = 1.5  # two errors are of one size if neither is so many times the other
 ROWS = 0.05  # the share of rows whose errors may be of another size
 OTHER = 3.0  # which is: so many times the format's own
+ALONG = 0.3  # the correlation of errors from which a format has made part of them
 FACTOR = 0.8  # the share of an error that is proportional to the result, which no rounding's is
 
 
@@ -40,10 +46,12 @@ class Sized:
 
     words  the operands that it rounds
     error  the relative rms of the output from the exact result
+    along  the correlation of its errors with those of the output that is asked about
     """
 
     words: str
     error: float
+    along: float = 0.0
 
     def is_like(self, error: float) -> bool:
         """Return whether another error is of this size."""
@@ -66,12 +74,22 @@ def of_low_bits(x: Inputs, out: np.ndarray) -> tuple[Sized | None, list[Sized]]:
     for words, changes in FORMATS.items():
         plan = Plan.preset("fa2-bf16").changed(changes.format(x.q.shape[3]))
         c = Candidate(plan=plan, block_k=min(64, x.k.shape[1]))
-        own, of_rows = _sizes(emulated(c, x.q, x.k, x.v, **options_of(x)).out, exact)
-        tried.append(Sized(words=words, error=own))
+        result = emulated(c, x.q, x.k, x.v, **options_of(x)).out
+        own, of_rows = _sizes(result, exact)
+        tried.append(Sized(words=words, error=own, along=_along(out - exact, result - exact)))
         is_even = (rows > OTHER * np.maximum(of_rows, np.median(of_rows))).mean() <= ROWS
         if is_even and not is_factor and tried[-1].is_like(error):
             found.append(tried[-1])
-    return min(found, key=lambda s: abs(np.log(s.error / error)), default=None), tried
+    best = max(found, key=lambda s: s.along, default=None)
+    if best is not None and best.along < ALONG:  # the sizes alone are alike
+        best = min(found, key=lambda s: abs(np.log(s.error / error)))
+    return best, tried
+
+
+def _along(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the correlation of two arrays of errors."""
+    size = float(np.sqrt(np.square(a).sum() * np.square(b).sum()))
+    return float((a * b).sum()) / size if size else 0.0
 
 
 def _sizes(out: np.ndarray, exact: np.ndarray) -> tuple[float, np.ndarray]:

@@ -19,7 +19,7 @@ from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import visible
 from roundscope.attention.tiles.loops import of_backward
-from roundscope.emu.roundings.modes import E4M3, FP16
+from roundscope.emu.roundings.modes import BF16, E4M3, FP16
 from roundscope.emu.stats.comparison import agree
 from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.tools.errors import bad
@@ -27,6 +27,7 @@ from roundscope.tools.identify import candidates
 from roundscope.tools.identify.backwards import Arrays, Backwards, has_parts
 from roundscope.tools.identify.candidates import Candidate, emulated, narrowest
 from roundscope.tools.identify.compare import Nearness, nearness
+from roundscope.tools.identify.meanings import exact_rows
 from roundscope.tools.report.progress import Pace, left
 
 ROWS = 128  # how many of the last rows the forward is searched for on
@@ -129,8 +130,14 @@ def structures(x: Inputs, results: dict[str, np.ndarray]) -> Iterator[Candidate]
     """
     given = narrowest(*candidates.stored(x))
     is_half = FP16 in (given, narrowest(*results.values()))
+    cast = None
+    if (out := results.get("out")) is not None:
+        one = candidates.held(out)
+        if one.format.precision < BF16.format.precision and one != E4M3:
+            cast = candidates.cast_of(out, exact_rows(x, np.arange(x.q.shape[1])))
     for c in candidates.structures(x.q.shape[-1], x.k.shape[1], x.is_cut):
-        yield candidates.leaving(candidates.in_half(c) if is_half else c, results)
+        own = candidates.leaving(candidates.in_half(c) if is_half else c, results)
+        yield own if cast is None else replace(own, plan=own.plan.rounded({Site.OUT: cast}))
     if given == E4M3:
         for c in candidates.structures(x.q.shape[-1], x.k.shape[1], x.is_cut):
             for narrow in candidates.in_fp8(c, x.k.shape[1], has_scales=bool(x.scales)):

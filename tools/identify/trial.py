@@ -13,9 +13,9 @@ import numpy as np
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import visible
 from roundscope.emu import round_to
-from roundscope.emu.roundings.modes import BF16
 from roundscope.emu.stats.comparison import lost, relative_rms
 from roundscope.tools.errors import UsageError
+from roundscope.tools.identify.candidates import cast_of
 from roundscope.tools.identify.meanings import (
     CALLED,
     LOG2_E,
@@ -45,7 +45,7 @@ class Meant:
     """What the trial of meanings found.
 
     given    the error of the output from the exact result of the call as it was given
-    cast     the error of that exact result, cast to BF16
+    cast     the error of that exact result, cast to BF16 or to the fewer bits of the output
     tried    how many meanings were tried
     words    the meaning that explains the output; empty if the call's own does, or none does
     error    the error from the exact result of that meaning
@@ -83,7 +83,8 @@ def trial(x: Inputs, outputs: Outputs, head: int = 0) -> Meant:
     every = exact_rows(part, np.arange(part.q.shape[1]))
     rows = _chosen(every, want)
     given = relative_rms(want[:, rows], every[:, rows])
-    cast = relative_rms(np.asarray(round_to(every[:, rows], BF16)), every[:, rows])
+    narrow = cast_of(want, every)
+    cast = relative_rms(np.asarray(round_to(every[:, rows], narrow)), every[:, rows])
     meant = Meant(given=given, cast=cast, x=x, outputs=outputs)
     if meant.is_rounded or not rows.size:
         return meant

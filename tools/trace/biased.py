@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from roundscope.tools.trace.summary import Summary
 
 FINITE = "What follows is said of finite numbers alone; the others have no errors in ulps."
+FEWEST = 4  # key heads, of which fewer have no scatter that tells a gain from chance
 MOST = 4  # events that the sentence names
 LOST = 0.01  # share of the numbers of an event that become 0 beyond which it is said
 CUT = 0.001  # share of those beyond the format's largest number beyond which it explains a bias
@@ -54,9 +55,17 @@ def _of_results(s: "Summary") -> str:
     tested = [r for r in s.results if r.gain is not None and r.is_known]
     if not any(r.gain is not None and r.gain.se > 0.0 for r in tested):
         return ""
+    names = listed([r.name for r in tested])
+    first = tested[0].gain
+    assert first is not None
+    if first.heads < FEWEST:
+        lengths = "its length" if len(tested) == 1 else f"the lengths of {names}"
+        return (
+            f"with {first.heads} key heads nothing is said of {lengths}: chance alone gives a z of"
+            f" up to {first.limit:.0f}, so trace more batch entries or heads"
+        )
     if len(tested) == 1:
         return f"{tested[0].name} is neither too long nor too short by more than chance"
-    names = listed([r.name for r in tested])
     return f"none of {names} is too long or too short by more than chance"
 
 

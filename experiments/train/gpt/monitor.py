@@ -31,7 +31,7 @@ in turn, by the numpy engine; in a run with fused kernels over a sample of the t
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -42,6 +42,8 @@ from jax import Array
 
 from roundscope.attention import Record, Site, examine
 from roundscope.attention.engines import xla as engine
+from roundscope.attention.engines.again import with_own_lse
+from roundscope.attention.inputs.hadamard import halvings
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.traced import HeadPlans, structure
 from roundscope.attention.tiles.loops import Setup
@@ -281,15 +283,20 @@ def _measured(
 
     entries = [entry(x) for x in (q, k, v, do)]
     each = engine.Each(table.reshape(-1, *table.shape[3:]), np.arange(entries[0].shape[0]))
-    sites, tiles = (Site.Q, Site.K, Site.V, Site.DO), (setup.block_q, setup.block_k) * 2
-    q, k, v, do = (
-        engine.round_inputs(setup, site, engine.enter(x, block), each)[0]
-        for site, x, block in zip(sites, entries, tiles, strict=True)
-    )
+    tiles = (setup.block_q, setup.block_k, setup.block_k, setup.block_q)
+
+    def rounded(*sites: Site) -> Iterator[Array]:
+        for site, x, block in zip(sites, entries, tiles, strict=False):
+            yield engine.round_inputs(setup, site, engine.enter(x, block), each)[0]
+
+    q, k, v, do = rounded(Site.Q, Site.K, Site.V, Site.DO)
     inputs = Inputs(q, k, v)
     results, seen = engine.forward(setup, inputs, each)
     read = results if wrong is None else engine.moved(setup, results, entry(wrong))
-    back, seen_back = engine.backward(setup, Residuals(inputs, read), do, each)
+    if setup.plan.inputs_again:
+        inputs = Inputs(*rounded(Site.QB, Site.KB, Site.VB))
+    given = with_own_lse(engine, setup, Residuals(inputs, read), each)
+    back, seen_back = engine.backward(setup, given, do, each)
     dq, delta = back.dq, back.delta
     off = (delta - exact_delta(setup.whole_scale, q, k, v, do))[:, :t]
     ones = seen["tiles"]["P.ones"].sum(2).reshape(-1, q.shape[1])[:, :t]
@@ -300,6 +307,8 @@ def _measured(
     rows = jnp.where(jnp.tril(jnp.ones((t, t), bool)), ds, 0.0).sum(-1)
     each_head = jnp.repeat(x[:, :, 0].reshape(-1, t, x.shape[-1]), lead[2], axis=0)
     made, whole = drift(setup.whole_scale, rows, q[:, :t], k[:, :t], dq[:, :t], each_head)
+    if setup.plan.hadamard:  # k is turned, and times 2^-b where a turn alone has 1 / sqrt H
+        made = made * (2.0 ** halvings(features, of_keys=True) * features**-0.5)
     numbers = (
         (ones > 1).mean(1),
         jnp.abs(jnp.sign(v[:, :t]).mean(1)).mean(1),

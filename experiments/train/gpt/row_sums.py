@@ -48,7 +48,13 @@ def row_sums(config: Config, params: Any, tokens: Array, plans: Tables, step: An
 def dq_and_sums(
     config: Config, plans: HeadPlans, q: Array, k: Array, v: Array, do: Array
 ) -> tuple[Array, Array]:
-    """Return dQ (B, T, N, H) of one layer, and scale times the row sums of dS (B, T, N)."""
+    """Return dQ (B, T, N, H) of one layer, and scale times the row sums of dS (B, T, N).
+
+    Raises ValueError for plans in which a feature of ones does not stay one.
+    """
+    for name in ("smoothed_keys", "hadamard"):
+        if getattr(plans.like, name):
+            raise ValueError(f"plans: {name}=True changes the feature of ones; use `gpt.monitor`")
 
     def wide(x: Array, last: float) -> Array:
         return jnp.concatenate([x, jnp.full_like(x[..., :1], last)], axis=-1)

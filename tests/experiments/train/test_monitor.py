@@ -9,6 +9,7 @@ import pytest
 
 from roundscope.attention import Plan, examine
 from roundscope.attention.plans.traced import HeadPlans
+from roundscope.experiments.questions.lowbit import measure
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import monitor, offset, step
 from roundscope.experiments.train.gpt.interventions import plans_of
@@ -192,6 +193,26 @@ def test_drift_is_what_wrong_rows_of_ds_make_of_a_gradient():
         assert np.asarray(found["w_q_gradient"])[1, layer, head] == pytest.approx(
             np.linalg.norm(whole) / np.sqrt(8), rel=1e-3
         )
+
+
+@pytest.mark.thorough
+def test_drift_is_that_of_the_backwards_own_operands():
+    """A monitor whose backward reads what the forward read, or keys that were turned and scaled."""
+    words = "inputs_again=true KB=e8m2 VB=e8m2 hadamard=true"
+    config = replace(CONFIG, plan="fp32")
+    rng = np.random.default_rng(4)
+    q, k, v, do = (rng.normal(size=LEAD).astype(np.float32) for _ in range(4))
+    x = rng.normal(size=(1, 2, 1, 12, 16)).astype(np.float32)
+    table: HeadPlans = by_arm([by_layer(plans_of(config, (f"-> {words}",)))])
+    with jax.enable_x64(True):
+        tensors = map(jnp.asarray, (q, k, v, do))
+        found = monitor._of_layers(config, table, *tensors, None, jnp.asarray(x))
+    plan = Plan.preset("fp32").changed(words)
+    for layer, head in np.ndindex(2, 2):
+        own = (np.ascontiguousarray(y[0, layer, :, :, head : head + 1]) for y in (q, k, v, do))
+        alone = measure.measured(plan, *own, x[0, layer], is_causal=True)
+        assert alone["drift"] > 0.02
+        assert np.asarray(found["drift"])[0, layer, head] == pytest.approx(alone["drift"], rel=1e-3)
 
 
 @pytest.mark.thorough

@@ -155,6 +155,7 @@ def test_a_transform_and_a_given_scale_are_told(capsys, monkeypatch):
         (("--hadamard", "3"), "a power of two"),
         (("--hadamard", "16", "--signs", "abc"), "--signs 'abc': write + and -"),
         (("--signs=+-",), "give hadamard"),
+        (("--tensor-scale", "x"), "--tensor-scale 'x': give a number"),
     ],
 )
 def test_other_transforms_are_refused_in_one_line(words, found, capsys):

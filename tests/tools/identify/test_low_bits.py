@@ -65,7 +65,7 @@ def test_a_fault_in_a_kernel_of_low_bits_is_no_rounding(options, said):
     """A wrong descale, a window or a mask that is taken for the error of FP8."""
     found = verdict(returned(E4M3, **options))
     assert found.kind is Kind.MEANING and found.verdict.startswith(said)
-    assert "in E4M3 make" in found.verdict
+    assert "in E4M3 would make" in found.verdict
 
 
 def test_what_few_rows_have_is_no_format():
@@ -74,10 +74,7 @@ def test_what_few_rows_have_is_no_format():
     out[:, 100:130] = out[:, 101:131].copy()
     found = verdict(out)
     assert found.kind is Kind.NO_ROUNDING
-    assert (
-        "It is not the error of a low-bit format either: tried were q and k in INT8"
-        in found.verdict
-    )
+    assert "It is not the error of a low-bit format either: tried were P in E4M3" in found.verdict
 
 
 def test_an_error_along_the_result_is_no_format():
@@ -87,3 +84,23 @@ def test_an_error_along_the_result_is_no_format():
     assert of_low_bits(x, returned(E4M3))[0] is not None
     alike, tried = of_low_bits(x, exact * np.float32(1.06))
     assert alike is None and any(s.is_like(0.06) for s in tried)
+
+
+def test_errors_that_go_together_tell_formats_of_one_size_apart():
+    """P in an E4M3 of another bias, called q and k in INT8, whose errors are as large."""
+    x = call()
+    s = x.scale * (x.q[0, :, 0] @ x.k[0, :, 0].T)
+    s = np.where(np.tri(TOKENS, dtype=bool), s, -np.inf)
+    p = np.exp(s - s.max(1, keepdims=True)).astype(np.float32)
+    narrow = p.astype(ml_dtypes.float8_e4m3b11fnuz).astype(np.float32)
+    out = (narrow @ x.v[0, :, 0] / p.sum(1, keepdims=True)).astype(ml_dtypes.bfloat16)
+    found, _ = of_low_bits(x, out.astype(np.float32)[None, :, None])
+    assert found.words == "P in 4 significant bits of any range" and found.along > 0.5
+
+
+@pytest.mark.parametrize("cast", ["e8m4:toward-zero", "e8m3", "e8m4:away-from-zero"])
+def test_an_output_of_few_bits_is_named(cast):
+    """An output that was cut to a few bits, called a factor, or something no rounding explains."""
+    out = returned(f"OUT={cast}", plan="baseline-bf16")
+    found = identify(call(), Outputs(out=out), lambda words: None, budget=0)
+    assert found.kind is Kind.SAME and f"OUT={cast}" in found.verdict

@@ -115,7 +115,7 @@ def made_up(plain, random):
         return Bias(lean=lean, by_rows=lean, limit=plain.limit)
 
     def gain():
-        return Gain(mean=random.uniform(-0.9, 0.9) * far[1], se=0.5, limit=2.0)
+        return Gain(mean=random.uniform(-0.9, 0.9) * far[1], se=0.5, limit=2.0, heads=9)
 
     events = [replace(e, signed=bias(), away=bias()) for e in plain.events]
     results = [r if r.gain is None else replace(r, gain=gain()) for r in plain.results]

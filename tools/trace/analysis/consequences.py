@@ -44,12 +44,13 @@ class Gain:
     mean and se are those of the heads' gains <a - b, b> / |b|^2, b the result compared with. The
     heads that read one key head count as one, since they share the errors of K and V. se is NaN
     where there is one such head. limit is the |mean / se| that unbiased heads exceed in one trace
-    of a hundred, by Student's distribution.
+    of a hundred, by Student's distribution. heads is how many there are.
     """
 
     mean: float
     se: float
     limit: float
+    heads: int
 
     @property
     def is_biased(self) -> bool:
@@ -81,6 +82,7 @@ def gain(a: np.ndarray, b: np.ndarray, key_heads: int, tests: int) -> Gain:
         mean=float(gains.mean()) if n else 0.0,
         se=float(gains.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan,
         limit=float(stdtrit(n - 1, 1.0 - FALSE_ALARMS / (2 * tests))) if n > 1 else math.inf,
+        heads=n,
     )
 
 

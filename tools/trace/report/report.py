@@ -220,7 +220,10 @@ def _about(worst: Summary, data: dict[str, Any]) -> str:
 
 
 def _opening(summaries: list[Summary], worst: Summary, again: str) -> Opening:
-    """Return the verdict on the layer that is least exact."""
+    """Return the verdict on the layer that is least exact, and the next step.
+
+    The step is that of the least exact layer in which there is something to repair.
+    """
     v = verdict(worst)
     first = v.accuracy
     if len(summaries) > 1:
@@ -230,8 +233,17 @@ def _opening(summaries: list[Summary], worst: Summary, again: str) -> Opening:
     more = " ".join(x for x in (v.bias, v.causes) if x)
     if len(summaries) == 1 and (end := stop(worst)):
         return Opening(first, f"{more} {end}".strip(), mood="good")
-    step = f"{again} {v.step}" if v.step else ""
-    return Opening(first, more, step, f"Next, to see how {v.buys}", mood)
+    left = [s for s in summaries if not stop(s)]
+    if not left:
+        end = stop(worst).partition(":")[0]
+        return Opening(first, f"{more} {end}: this holds for every layer.".strip(), mood=mood)
+    if stop(worst):
+        worst = min(left, key=_exactness)
+        v = verdict(worst)
+    one = f"{again} --layer {shlex.quote(worst.layer.name)}" if len(summaries) > 1 else again
+    step = f"{one} {v.step}" if v.step else ""
+    where = f" in {worst.layer.name}" if len(summaries) > 1 else ""
+    return Opening(first, more, step, f"Next, to see how{where} {v.buys}", mood)
 
 
 def _layer(s: Summary, is_pictured: bool) -> list[Part]:
