@@ -330,12 +330,16 @@ def _probability(by: Sequence[Sequence[Sequence[float]]]) -> float:
 
 def answer(r: Results) -> str:
     """Return the answer: how alike, of which rank, and what several maxima tell."""
-    told = []
-    for case, runs in _cases(r, (PLAIN,)):
-        told.append(
-            f"{case}: cosine of the atoms {interval(r.estimate(runs, 'atom'))}, first share of R"
-            f" {interval(r.estimate(runs, 'first'))}, with errors permuted"
-            f" {interval(r.estimate(runs, 'shuffled'))}"
-        )
+    cases = list(_cases(r, (PLAIN,)))
+    alike = " and ".join(f"{interval(r.estimate(runs, 'atom'))} ({case})" for case, runs in cases)
+    rank = "; ".join(
+        f"{interval(r.estimate(runs, 'first'))} ({case}), with errors permuted"
+        f" {interval(r.estimate(runs, 'shuffled'))}"
+        for case, runs in cases
+    )
     names = [f"{name}: {_told(r, '', name, of).measured}" for name, (of, _) in WARNINGS.items()]
-    return f"{'; '.join(told)}. A run that diverges has the larger value with {'; '.join(names)}."
+    return (
+        f"The mean cosine of the updates of two tokens is {alike}. The largest singular value has"
+        f" this share of |R|^2: {rank}. A run that diverges has the larger value than one that does"
+        f" not, with {'; '.join(names)}."
+    )
