@@ -77,7 +77,7 @@ def test_steps_in_float32_are_named(fault, words):
 
 def test_only_nvfp4_has_such_a_scale():
     """A scale that is ignored where blocks have none."""
-    with pytest.raises(ValueError, match="is for NVFP4 or a format of numbers"):
+    with pytest.raises(ValueError, match="is for NVFP4, a format of numbers"):
         examine_cast(lambda x: x, "mxfp4", tensor_scale=0.5)
 
 
