@@ -116,7 +116,8 @@ def watch(
             are compared with exact attention.
         threshold: The share of the drift above which there is an alarm, None for none.
         log: A file to which each look is appended as a line of JSON.
-        on_alarm: Called once, with the alarm; by default it is printed to stderr.
+        on_alarm: Called once for each kind, with the `Alarm`, whose `kind` is "drift" or "gain"; by
+            default it is printed to stderr.
         has_aux: Whether the loss returns (loss, anything), as in `jax.grad`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The share of the drift over looks at a training, and the alarm that it raises.
+"""The share of the drift over looks at a training, and the alarms that it and the gain raise.
 
     share = sum |R| / sum |G|   over heads, layers and looks; a look counts 0.9 times the next one
 
@@ -10,9 +10,9 @@ go. It does not say which of several seeds of this arithmetic will diverge, or w
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from roundscope.attention.models.selection import Layer
 from roundscope.emu.numbers import check_real
@@ -32,19 +32,32 @@ ACTION = (
     " roundscope.jax; where attention is emulated, the plan's word delta_from=CENTERED"
     " (docs/howto/bring-your-model.md)"
 )
-"""What an alarm advises."""
+"""What an alarm of the drift advises."""
+
+LONG = 0.01
+"""The gain of a layer's output, in size, beyond which `watch` raises its other alarm.
+
+No training chose it: 16-bit outputs that are rounded toward zero are 0.003 too short, and outputs
+that are right are within 1e-4.
+"""
+
+ACTION_OF_GAIN = (
+    "No cure of the drift changes that: capture(model, path) of a step, and roundscope trace or"
+    " identify of the file, say which event makes it"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """The first look at which the share of the drift was above the threshold.
+    """The first look at which the drift was above the threshold, or outputs were too long or short.
 
     Attributes:
         step: The step of that look, as whoever looked counts steps.
-        share: The share of the drift there.
+        share: The share of the drift there; of a "gain" the mean gain of the layer's heads.
         threshold: The share that it passed.
-        layer: The layer with the largest |R|.
-        head: The head of that layer with the largest |R|, among those that were looked at.
+        layer: The layer with the largest |R|, or gain.
+        head: The head of that layer with the largest |R|, or gain, among those that were looked at.
+        kind: "drift", or "gain" for an output that is too long (above 0) or too short.
     """
 
     step: int
@@ -52,8 +65,15 @@ class Alarm:
     threshold: float
     layer: Layer
     head: int
+    kind: Literal["drift", "gain"] = "drift"
 
     def __str__(self) -> str:
+        if self.kind == "gain":
+            return (
+                f"step {self.step}: the outputs of layer {self.layer.number} ({self.layer.name})"
+                f" are {abs(self.share):.2%} too {'long' if self.share > 0 else 'short'}, more than"
+                f" {self.threshold:.0%}, in {LOOKS} looks. {ACTION_OF_GAIN}"
+            )
         return (
             f"step {self.step}: rows of dS that do not sum to zero make {self.share:.2g} of the"
             f" queries' gradient, more than {self.threshold:.2g}; most of it in head {self.head} of"
@@ -72,8 +92,8 @@ class Shares:
 
     def __init__(self, threshold: float | None = THRESHOLD) -> None:
         if threshold is not None:
-            words = f"a share of the gradient above 0, such as {THRESHOLD}, or None for no alarm"
-            check_real("threshold", threshold, 0.0, math.inf, words)
+            words = f"a share of the gradient above 0, below 1, such as {THRESHOLD}; None for none"
+            check_real("threshold", threshold, 0.0, 1.0, words)
         self.threshold, self.looks = threshold, 0
         self.alarm: Alarm | None = None
         self._drift: dict[Layer, list[float]] = {}
@@ -123,6 +143,43 @@ class Shares:
             layer: share_of([sum(x)], [sum(self._gradient[layer])])
             for layer, x in self._drift.items()
         }
+
+
+class Gains:
+    """Follows the gain of the outputs, look by look, and raises one alarm.
+
+    It comes where all heads of a layer err the same way, by more than `LONG` in the mean, in
+    `LOOKS` looks in a row.
+    """
+
+    def __init__(self) -> None:
+        self.alarm: Alarm | None = None
+        self._passed: dict[Layer, list[float]] = {}
+
+    def update(self, step: int, gains: Mapping[Layer, Sequence[float]]) -> Alarm | None:
+        """Take one look in, layer -> gains of its heads; return the alarm if it begins here."""
+        for layer, own in gains.items():
+            mean = sum(own) / len(own) if own else 0.0
+            is_passed = abs(mean) > LONG and all(x * mean > 0 for x in own)
+            before = [x for x in self._passed.get(layer, []) if x * mean > 0]
+            self._passed[layer] = [*before, mean] if is_passed else []
+        worst = max(
+            (x for x, own in self._passed.items() if len(own) >= LOOKS),
+            key=lambda x: abs(self._passed[x][-1]),
+            default=None,
+        )
+        if self.alarm or worst is None:
+            return None
+        sizes = [abs(x) for x in gains[worst]]
+        self.alarm = Alarm(
+            step=step,
+            share=self._passed[worst][-1],
+            threshold=LONG,
+            layer=worst,
+            head=sizes.index(max(sizes)),
+            kind="gain",
+        )
+        return self.alarm
 
 
 def share_of(drift: Iterable[float], gradient: Iterable[float]) -> float:

@@ -214,6 +214,9 @@ def finished(call: Captured, choice: Choice) -> Captured:
     return _first_tokens(_with_plain_mask(call), choice.tokens)
 
 
+OTHERS = (".pt", ".pth", ".bin", ".npz", ".npy", ".json", ".pkl")  # other kinds of files
+
+
 def file_given(path: str | os.PathLike[str]) -> Path:
     """Return the path of a file that is to be written.
 
@@ -224,6 +227,11 @@ def file_given(path: str | os.PathLike[str]) -> Path:
     if file.is_dir():
         raise ValueError(
             f"path={shown(str(path))}: is a folder; name a file in it, such as qkv.safetensors"
+        )
+    if file.suffix in OTHERS:
+        raise ValueError(
+            f"path={shown(str(path))}: the file is one of safetensors, which a reader of"
+            f" {file.suffix} files would not know; name it {file.stem}.safetensors"
         )
     if not file.absolute().parent.is_dir():
         raise ValueError(

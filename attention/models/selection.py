@@ -53,7 +53,12 @@ def chosen(
         return by_path
     wanted = _numbers(layers)
     there = {layer.number for layer in known}
+    by_number = there == set(range(len(known)))
     if not wanted or not wanted <= there:
+        if by_number and wanted:
+            more = f"there are {len(known)} layers, 0 to {len(known) - 1}"
+            told = more if len(known) > 1 else "there is layer 0 alone"
+            raise ValueError(f"{argument}={shown(layers)}: {told}")
         first = ", ".join(f"{layer.number} {layer.name}" for layer in known[:8])
         more = f" and {len(known) - 8} more" if len(known) > 8 else ""
         raise ValueError(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention.models import log as logs
-from roundscope.attention.models.alarm import THRESHOLD, Alarm, Shares
+from roundscope.attention.models.alarm import THRESHOLD, Alarm, Gains, Shares
 from roundscope.attention.models.drift import HeadNumbers
 from roundscope.attention.models.log import LayerLook, Look
 from roundscope.attention.models.selection import Layer
@@ -34,12 +34,18 @@ class Watcher:
     ) -> None:
         """Begin to follow a training; the arguments are those of `watch`."""
         self._shares, self._on_alarm, self.log = Shares(threshold), on_alarm, log
+        self._gains = None if threshold is None else Gains()
         self._is_on = False
         if on_alarm is not None and not callable(on_alarm):
             raise TypeError(f"on_alarm={shown(on_alarm)}: give a function of an Alarm, or None")
         if log is not None:
             # a wrong path is told now, and not at the first look
-            with open(path_given("log", log, "watch.jsonl"), "ab"):
+            file = path_given("log", log, "watch.jsonl")
+            if not file.absolute().parent.is_dir():
+                raise ValueError(
+                    f"log={shown(str(log))}: there is no folder {file.parent}; make it first"
+                )
+            with open(file, "ab"):
                 pass
 
     @property
@@ -65,6 +71,7 @@ class Watcher:
             and "gain" are means over heads, "bias" is that of the head where it is largest in
             size. "attention/alarm" is 1 from the alarm on, but 0 at a look whose own drift is
             not above the threshold, and 0 before; a look that is not finite leaves it as it was.
+            "attention/gain_alarm" is 1 from the alarm of the gain on.
             Numbers that are not finite are NaN.
         """
         plain = {layer: HeadNumbers(*map(_list, own)) for layer, (_, own) in numbers.items()}
@@ -91,13 +98,20 @@ class Watcher:
         )
         if self.log is not None:
             logs.append(self.log, look)
-        if begun is not None and self._on_alarm is not None:
-            self._on_alarm(begun)
-        elif begun is not None:
-            print(f"roundscope: {begun}", file=sys.stderr, flush=True)
+        gains = {layer: own.gain for layer, own in plain.items()}
+        long = None if self._gains is None else self._gains.update(step, gains)
+        for alarm in filter(None, (begun, long)):
+            if self._on_alarm is not None:
+                self._on_alarm(alarm)
+            else:
+                print(f"roundscope: {alarm}", file=sys.stderr, flush=True)
         if not look.lost:
             self._is_on = self.alarm is not None and not (begun is None and look.is_quiet)
-        return flat(look) | {"attention/alarm": float(self._is_on)}
+        is_long = self._gains is not None and self._gains.alarm is not None
+        return flat(look) | {
+            "attention/alarm": float(self._is_on),
+            "attention/gain_alarm": float(is_long),
+        }
 
 
 def flat(look: Look) -> dict[str, float]:

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, update_wrapper, wraps
-from types import MethodType
+from types import MappingProxyType, MethodType
 from typing import Any
 
 import torch
@@ -40,13 +39,17 @@ from roundscope.attention.torch.fast_path import (
     without_fast_path,
 )
 from roundscope.emu.shown import shown
+from roundscope.emu.told import warn_outside
 
 
 class Interception(Removable):
     """Handlers that were put in the place of a model's attention, until `remove` is called.
 
-    It is also a context manager that removes them at its end; `layers` are those that are seen.
+    It is also a context manager that removes them at its end; `layers` are those that are seen, and
+    `ranges` what `use` has to say of the range of numbers of a layer, by its number.
     """
+
+    ranges: Mapping[int, str] = MappingProxyType({})
 
 
 def intercept(
@@ -191,7 +194,7 @@ class _Seen(Wrapped):
         chain.calls = 0
         chain.is_fast_path_off = takes_fast_path(chain.module, chain.is_in_encoder, *args, **kwargs)
         if chain.is_fast_path_off and chain.is_told:
-            warnings.warn(OFF, stacklevel=2)
+            warn_outside(OFF)
         with _Sdpa(chain):
             result = self.forward(*args, **kwargs)
         if not chain.calls:

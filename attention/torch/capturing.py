@@ -220,6 +220,11 @@ class Recorder:
         steps = ran if self.steps is None else [n for n in self.steps if n in ran]
         idle = [(x, n) for x in layers for n in steps if (n, x.number) not in kept]
         words += [f"layer {x.number} ({x.name}) did not run in forward pass {n}" for x, n in idle]
+        if self.steps is not None and self.step >= 1 and not late:
+            kept_passes = len({step for step, *_ in self.records})
+            words.append(
+                f"{kept_passes} of {self.step + 1} forward passes kept (steps=None keeps all)"
+            )
         words += self._not_kept()
         return "; ".join(words[:SHOWN]) + (f"; {n} more" if (n := len(words) - SHOWN) > 0 else "")
 

@@ -48,8 +48,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from roundscope.attention.torch.call import Call, Run
+from roundscope.attention.torch.call import CHAIN, Call, Run
 from roundscope.attention.torch.calls import Interception, intercept
+from roundscope.attention.torch.discovery import attention_layers
+from roundscope.emu.told import warn_outside
 
 WIDEST = 256  # features of a head that fused kernels take
 
@@ -171,6 +173,17 @@ def correct(
         ...     bool((model(x) == out).all())
         True
     """
+    again = [
+        layer
+        for layer, module in attention_layers(model, modules).items()
+        if (chain := module.__dict__.get(CHAIN)) is not None
+        and any(handler is corrected for _, handler in chain.handlers)
+    ]
+    if again:
+        warn_outside(
+            f"correct: layer {again[0].number} ({again[0].name}) is corrected already, and now"
+            " twice, which takes twice as long and changes nothing more; call remove() of the first"
+        )
     return intercept(model, corrected, layers=layers, modules=modules)
 
 

@@ -25,6 +25,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from roundscope.attention.models.selection import Layer
 from roundscope.attention.torch import flex
 from roundscope.attention.torch.call import Call
+from roundscope.emu.errors import unknown
 from roundscope.emu.shown import shown
 
 MARK = "_roundscope_declared"  # the attribute of a marked function
@@ -64,6 +65,7 @@ def attention_function(
     mask: Callable[..., Tensor | None] | None = None,
     layout: Literal["BNTH", "BTNH"] = "BNTH",
     tolerance: float | None = None,
+    **others: Any,
 ) -> Any:
     """Mark a function that computes attention by hand, so that `capture`, `use` and others see it.
 
@@ -90,6 +92,7 @@ def attention_function(
         mask: A function of the same arguments that returns the mask, where the function makes its
             own: booleans, True where a query sees a key, or numbers that are added to the scores.
         layout: "BNTH" for (batch, heads, tokens, features), or "BTNH".
+        others: None; any is refused with the argument that may be meant.
         tolerance: The relative rms error of the output at which it counts as another function: by
             default 1e-5 in float64, 1e-3 in float32, 1e-2 in float16 and 3e-2 in bfloat16. A
             function that rounds to fewer bits needs more.
@@ -135,6 +138,9 @@ def attention_function(
         setattr(wrapped, MARK, declared)
         return wrapped
 
+    if others:
+        known = ("is_causal", "scale", "mask", "layout", "tolerance")
+        raise TypeError(f"attention_function: {unknown('argument', next(iter(others)), known)}")
     return marked if function is None else marked(function)
 
 

@@ -1,13 +1,12 @@
 """`use`: a PyTorch model whose attention runs, forward and backward, on chosen plans."""
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from roundscope.attention.arguments import block_given, plan_given
+from roundscope.attention.arguments import block_given
 from roundscope.attention.grammar.text import plan_of, text_of
 from roundscope.attention.models.selection import chosen
 from roundscope.attention.plans.named import note_on_types
@@ -16,6 +15,11 @@ from roundscope.attention.torch.call import Call, Handler
 from roundscope.attention.torch.calls import Interception, intercept
 from roundscope.attention.torch.discovery import attention_layers
 from roundscope.attention.torch.operator import attention, check_mask
+from roundscope.attention.torch.ranges import lost_range, narrow_events
+from roundscope.emu.shown import shown
+from roundscope.emu.told import warn_outside
+
+FORWARD_ONLY = ("sage-int8", "fa3-e4m3")  # plans of kernels without a backward
 
 
 def use(
@@ -54,7 +58,10 @@ def use(
 
     Returns:
         The interception: `remove()`, or its end as a context manager, gives the model its own
-        attention back. Attention that is used twice is that of the last call.
+        attention back. Attention that is used twice is that of the last call. Its `ranges` say of
+        each layer that ran which events lose numbers whose format has too small a range for them,
+        as FP8 without scales, of one batch entry and key head at the first call; "" if none does.
+        The first that does is a warning.
 
     Raises:
         TypeError: `model` or a plan has the wrong type.
@@ -85,36 +92,73 @@ def use(
         raise ValueError("plans={}: give a plan, or a dictionary such as {'*': 'fa2-bf16'}")
     layers = list(attention_layers(model, modules))
     handlers: dict[int, Handler] = {}
+    ranges: dict[int, str] = {}
     for key, plan in by_key.items():
-        handler = _handler(plan, block_q, block_k)
+        handler = _handler(plan, block_q, block_k, ranges)
         for layer in chosen(key, layers, "a key of plans"):
             handlers.setdefault(layer.number, handler)
-    return intercept(
+    interception = intercept(
         model,
         lambda call: handlers[call.layer.number](call),
         layers=sorted(handlers),
         modules=modules,
     )
+    interception.ranges = ranges
+    return interception
 
 
-def _handler(plan: Any, block_q: int, block_k: int) -> Handler:
+def _handler(plan: Any, block_q: int, block_k: int, ranges: dict[int, str]) -> Handler:
     if callable(plan):
         handler: Callable[[Call], Tensor] = plan
         return handler
-    text = plan if isinstance(plan, str) else text_of(plan_given(plan))
-    plan_of(text)  # refuses an unknown word now
-    return lambda call: _attended(call, text, block_q, block_k)
+    if not isinstance(plan, str | Plan):
+        raise TypeError(
+            f"plans={shown(plan)}: give a Plan, a preset's name such as 'fa2-bf16', a function of a"
+            " Call, or a dictionary of these such as {'layers.0': 'fa2-bf16', '*': 'exact'}"
+        )
+    text = plan if isinstance(plan, str) else text_of(plan)
+    parsed = plan_of(text)  # refuses an unknown word now
+    is_small = bool(narrow_events(parsed))
+
+    def answer(call: Call) -> Tensor:
+        out, how = _attended(call, text, block_q, block_k)
+        if torch.compiler.is_compiling() or call.layer.number in ranges:
+            return out
+        if out.requires_grad and parsed.name.partition(";")[0].strip() in FORWARD_ONLY:
+            warn_outside(
+                f"use: {parsed.name}: the kernel has no backward; the gradients are those of the"
+                " backward of fa2-bf16 on its operands, which no library computes"
+            )
+        ranges[call.layer.number] = ""
+        if is_small:
+
+            def look(do: Tensor | None) -> None:
+                found = ranges[call.layer.number] = lost_range(call, parsed, do, how)
+                if found and sum(map(bool, ranges.values())) == 1:
+                    warn_outside(
+                        f"use: layer {call.layer.number} ({call.layer.name}): {parsed.name}:"
+                        f" {found}; scale what is too small (the loss, for gradients), or take a"
+                        " plan with scales, such as fa3-fp8-scaled"
+                    )
+
+            if out.requires_grad:
+                out.register_hook(look)
+            else:
+                look(None)
+        return out
+
+    return answer
 
 
 def _warn_of_types(call: Call, text: str) -> None:
     """Warn, once where warnings are shown once, of a call in FP16 that a plan rounds to BF16."""
     types = (str(x.dtype).removeprefix("torch.") for x in (call.q, call.k, call.v))
     if note := note_on_types(plan_of(text), types):
-        warnings.warn(f"use: {note}", stacklevel=2)
+        warn_outside(f"use: {note}")
 
 
-def _attended(call: Call, text: str, block_q: int, block_k: int) -> Tensor:
-    """Return the output of a call by a plan, in the type of q."""
+def _attended(call: Call, text: str, block_q: int, block_k: int) -> tuple[Tensor, dict[str, Any]]:
+    """Return the output of a call by a plan, in the type of q, and the arguments it was given."""
     if not torch.compiler.is_compiling():
         _warn_of_types(call, text)
     where = f"layer {call.layer.number} ({call.layer.name}): "
@@ -129,9 +173,9 @@ def _attended(call: Call, text: str, block_q: int, block_k: int) -> Tensor:
     named = ("is_causal", "alignment", "scale", "window", "softcap", "sinks")
     how = {name: getattr(call, name) for name in named}
     how |= {"plan": text, "mask": mask, "block_q": block_q, "block_k": block_k}
+    if torch.compiler.is_compiling():
+        return attention(call.q, call.k, call.v, **how).to(call.q.dtype), how
     try:
-        return attention(call.q, call.k, call.v, **how).to(call.q.dtype)
+        return attention(call.q, call.k, call.v, **how).to(call.q.dtype), how
     except ValueError as error:
-        if str(error).startswith("bias: "):
-            raise ValueError(f"{where}{error}") from None
-        raise
+        raise ValueError(f"{where}{error}") from None

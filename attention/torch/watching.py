@@ -6,8 +6,10 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -42,6 +44,7 @@ from roundscope.attention.torch.correction import (
 from roundscope.attention.torch.declared import WRITTEN_OUT
 from roundscope.attention.torch.discovery import attention_layers, tell_unseen
 from roundscope.emu.numbers import check_count
+from roundscope.emu.told import warn_outside
 
 ELEMENTS = 1 << 24  # scores of the exact attention that are held at a time
 ELEMENTS_OF_CPU = 1 << 17  # the same, which caches hold
@@ -69,7 +72,8 @@ def watch(
     of ones behind K (`attention.torch.correction`), and its own backward then returns what
     those sums are. The part that they make in the gradient of the queries' weights is the drift;
     its share, over heads, layers and looks, is what the threshold is for
-    (`attention.models.alarm`). It tells arithmetics that leak from those that do not. It does not
+    (`attention.models.alarm`). A second alarm tells outputs that are more than 1 % too long or too
+    short in three looks. It tells arithmetics that leak from those that do not. It does not
     tell which of several seeds will diverge.
 
     Nothing else of the step changes: the model's outputs and gradients have the bits that they had.
@@ -99,8 +103,9 @@ def watch(
         heads: Which query heads, or how many (the first ones); None for all. All heads run, these
             are compared with exact attention.
         log: A file to which every look is appended, for `roundscope watch`.
-        threshold: The share of the drift above which there is an alarm; None for none.
-        on_alarm: Called once, with the `Alarm`; by default it is printed to stderr.
+        threshold: The share of the drift above which there is an alarm, below 1; None for no alarm.
+        on_alarm: Called once for each kind, with the `Alarm`, whose `kind` is "drift" or "gain"; by
+            default it is printed to stderr.
         forwards: How many forwards make a step.
         start: The number of the first step, for a training that is resumed.
         modules: The paths of the modules that call attention, where they are not found.
@@ -145,6 +150,11 @@ def watch(
         )
     if modules is None:
         tell_unseen(model, known.values(), stacklevel=2)
+    if _watches.get(model):
+        warn_outside(
+            "watch: the model is watched already, and now twice: each watch takes its own looks,"
+            " and one log has both; call remove() of the first"
+        )
     watcher = Watcher(threshold=threshold, log=log, on_alarm=on_alarm)
     return Watch(
         model,
@@ -156,6 +166,13 @@ def watch(
         start=start,
         modules=[layer.name for layer in known],
     )
+
+
+_watches: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # how many models have
+
+
+def _forget(model: nn.Module) -> None:
+    _watches[model] = _watches.get(model, 1) - 1
 
 
 @dataclass(slots=True)
@@ -192,7 +209,8 @@ class Watch(Removable):
         start: int,
         modules: Sequence[str],
     ) -> None:
-        super().__init__(layers, [before_forward(model, self._begin)])
+        _watches[model] = _watches.get(model, 0) + 1
+        super().__init__(layers, [before_forward(model, self._begin), partial(_forget, model)])
         self.note = ""
         self._model, self._every, self._heads, self._watcher = model, every, heads, watcher
         self._forwards, self._start, self._modules = forwards, start, modules

@@ -106,7 +106,8 @@ def _opening(t: Training, last: int) -> Opening:
     if not math.isnan(drift):
         numbers += (
             " Largest drift, the share of the gradient of W_Q that rounding alone makes:"
-            f" {drift:.2g} ({f'{worst.name}, ' if several else ''}layer {layer}, head {head})."
+            f" {drift:.2g} ({f'{worst.name}, ' if several else ''}layer {layer}, head {head})"
+            f"{'' if worst.looks.size > 1 else f', measured once, at step {worst.looks[0]}'}."
         )
     calm = not any(arm.alarms for arm in t.arms)
     mood: Mood = "bad" if bad else "good" if calm else ""
@@ -220,8 +221,8 @@ def norms(t: Training) -> Figure:
 
 
 def drifts(t: Training) -> Figure | None:
-    """Draw the drift of every head, with a panel for each arm; None if none was measured."""
-    if not any(np.isfinite(arm.drift).any() for arm in t.arms):
+    """Draw the drift of every head, with a panel for each arm; None if it was measured once."""
+    if not any(np.isfinite(arm.drift).any() and arm.looks.size > 1 for arm in t.arms):
         return None
     limit = t.config.get("drift_alarm")
 
@@ -235,8 +236,8 @@ def drifts(t: Training) -> Figure | None:
 
 
 def query_norms(t: Training) -> Figure | None:
-    """Draw ||W_Q|| of every head, with a panel for each arm; None if none was measured."""
-    if not any(arm.looks.size for arm in t.arms):
+    """Draw ||W_Q|| of every head, with a panel for each arm; None if it was measured once."""
+    if not any(arm.looks.size > 1 for arm in t.arms):
         return None
     return _heads(t, "||W_Q||", lambda arm: arm.w_q, lambda ax: None)
 

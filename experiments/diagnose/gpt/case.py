@@ -114,6 +114,9 @@ def case(folder: Path, options: DiagnoseOptions) -> Case:
     failure = _failure(record.rows(folder, "alarms"), series)
     chosen = names.index(failure.arm if failure else arm or names[0])
     losses, norms = series[names[chosen]]
+    if not losses:
+        repair = f"go on with  roundscope train --resume {folder}"
+        raise bad("RUN_OR_TENSORS", str(folder), f"has no step in its log yet; {repair}")
     grown = _grown(norms)
     grown = None if grown is not None and first is not None and first >= grown else grown
     usable = _usable(known, failure, grown, first)

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+SEEN = 0.005  # the share from which on a group has a number in the sentence
 Made = Literal["here", "inherited", "equal", "undecided"]
 
 
@@ -59,7 +60,8 @@ class Group(NamedTuple):
     is_most: bool = False
 
     def __str__(self) -> str:
-        return self.name if self.a == self.b else f"{self.name} (A: {self.a}; B: {self.b})"
+        name = "the end, behind the last operation" if self.name == "end" else self.name
+        return name if self.a == self.b else f"{name} (A: {self.a}; B: {self.b})"
 
     @property
     def is_told_apart(self) -> bool:
@@ -164,9 +166,12 @@ class Comparison:
                 where = "" if first is None else f", first in {first.title}"
                 return f"{lost:,} of {size} are infinite or NaN in one run{where}; made by {names}."
             return f"The {what} differ; made by {names}."
-        parts = [f"{group}: {group.share:.0%}" for group in self.groups if group.is_told_apart]
+        apart = [group for group in self.groups if group.is_told_apart]
+        parts = [f"{group}: {group.share:.0%}" for group in apart if abs(group.share) >= SEEN]
         rest = [str(group) for group in self.groups if not group.is_told_apart]
         parts += [f"{', '.join(rest)}: not told apart from noise"] if rest else []
+        if small := [group.name for group in apart if abs(group.share) < SEEN]:
+            parts.append(f"{', '.join(small)}: below {SEEN:.1%} each")
         return f"The gap of the {what} is made by {'; '.join(parts)}."
 
     @property

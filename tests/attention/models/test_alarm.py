@@ -5,7 +5,7 @@ import importlib
 import numpy as np
 import pytest
 
-from roundscope.attention.models.alarm import KEPT, LOOKS, Alarm, Shares
+from roundscope.attention.models.alarm import KEPT, LOOKS, Alarm, Gains, Shares
 from roundscope.attention.models.selection import Layer
 
 A, B = Layer(name="blocks.0", number=0), Layer(name="blocks.1", number=1)
@@ -38,6 +38,28 @@ def test_the_alarm_comes_with_the_third_look_and_once():
     assert shares.alarm == Alarm(
         step=200, share=pytest.approx(0.1), threshold=0.01, layer=A, head=1
     )
+
+
+@pytest.mark.parametrize(
+    ("gains", "step"),
+    [
+        ([[-0.08, -0.05]] * 4, 2),
+        ([[0.02, 0.03]] * 2 + [[-0.02, -0.03]] * 3, 4),
+        ([[-0.08, 0.05]] * 4, None),  # heads that do not agree
+        ([[-0.003, -0.003]] * 4, None),  # 16 bits toward zero
+        ([[-0.08, -0.05], [np.nan, -0.05]] * 3, None),
+        ([[-0.08, -0.05]] * 2 + [[0.0, 0.0]] + [[-0.08, -0.05]] * 2, None),
+    ],
+)
+def test_the_alarm_of_the_gain_comes_with_three_looks_that_agree(gains, step):
+    rows = Gains()
+    alarms = [rows.update(n, {A: own, B: [0.0, 0.0]}) for n, own in enumerate(gains)]
+    found = [alarm for alarm in alarms if alarm is not None]
+    assert [alarm.step for alarm in found] == ([] if step is None else [step])
+    for alarm in found:
+        assert alarm.kind == "gain" and (alarm.layer, alarm.head) in ((A, 0), (A, 1))
+        assert alarm.share == pytest.approx(np.mean(gains[step]))
+        assert f"{abs(alarm.share):.2%} too short" in str(alarm)
 
 
 def test_a_share_at_the_threshold_raises_none():
@@ -84,7 +106,7 @@ def test_before_the_first_look_and_without_gradients_there_is_no_share():
     assert np.isnan(shares.share()) and shares.alarm is None
 
 
-@pytest.mark.parametrize("threshold", [0.0, -1.0, np.nan, np.inf])
+@pytest.mark.parametrize("threshold", [0.0, -1.0, 2.0, np.nan, np.inf])
 def test_wrong_threshold(threshold):
     with pytest.raises(ValueError, match=r"^threshold=.*: a share of the gradient above 0"):
         Shares(threshold)

@@ -328,3 +328,37 @@ def test_a_window_softcap_and_sinks_are_passed_on():
     for name in more:
         other = attention(q, k, v, plan="fp32", is_causal=True, scale=0.5, **(more | {name: None}))
         assert not torch.equal(other, expected)
+
+
+class Attention(nn.Module):
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+def test_numbers_that_a_format_has_no_range_for_are_told():
+    """E4M3 ends at 448 and 2^-9: gradients of 1e-4 become 0 there, and not in BF16."""
+    model, x = nn.Sequential(Attention()), torch.randn(1, 1, 16, 128).bfloat16().requires_grad_()
+    with use(model, "fa2-bf16") as found:
+        (model(x).sum() * 1e-4).backward()
+    assert dict(found.ranges) == {0: ""}
+    with use(model, "cudnn-fp8") as found:
+        with pytest.warns(UserWarning, match=r"layer 0 \(0\): cudnn-fp8: 100% of DO") as told:
+            (model(x).sum() * 1e-4).backward()
+        (model(x).sum() * 1e-4).backward()  # is told once
+    assert "(100% become 0)" in found.ranges[0] and told[0].filename == __file__
+    with use(model, "fa3-fp8"), pytest.warns(UserWarning, match="numbers of Q are too large for"):
+        model(1e4 * x.detach())
+
+
+def test_gradients_of_a_kernel_without_a_backward_are_told():
+    model, x = nn.Sequential(Attention()), torch.randn(1, 1, 4, 16).half().requires_grad_()
+    with use(model, "sage-int8"), pytest.warns(UserWarning, match="the kernel has no backward"):
+        model(x)
+
+
+def test_wrong_plans_and_layers_are_named():
+    model = nn.Sequential(Attention())
+    with pytest.raises(TypeError, match="plans=None: give a Plan"):
+        use(model, None)
+    with pytest.raises(ValueError, match=r"plans='layers.7': there is layer 0 alone"):
+        use(model, {"layers.7": "fa2"})

@@ -99,6 +99,18 @@ def test_the_page_says_what_happened_and_stands_alone(tmp_path):
     assert text.count("<svg ") == 4 and "http" not in text and "<script" not in text
 
 
+def test_drift_that_was_measured_once_is_no_figure(tmp_path):
+    """A run of 30 steps whose drift was measured at its beginning alone."""
+    found = record.training(made(tmp_path / "run"))
+    arms = [
+        replace(arm, looks=arm.looks[:1], drift=arm.drift[:1], w_q=arm.w_q[:1])
+        for arm in found.arms
+    ]
+    once = replace(found, arms=tuple(arms))
+    assert page.drifts(once) is None and page.query_norms(once) is None
+    assert "(<low>/0, layer 1, head 0), measured once, at step 0." in page._opening(once, 30).number
+
+
 def test_a_sentence_of_many_arms_can_be_read(tmp_path):
     """A hundred names in the first sentence, or an "and 1 more" where the name is as short."""
     found = record.training(made(tmp_path / "run"))

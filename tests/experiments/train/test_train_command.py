@@ -4,22 +4,27 @@ what it says.
 
 import json
 import os
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from roundscope.emu.whole_files import write_whole
 from roundscope.experiments.cli.main import main
+from roundscope.experiments.diagnose.gpt.case import case
 from roundscope.experiments.train import checkpoint, origins, record
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.run import command as live
 from roundscope.experiments.train.run.training import View
 from roundscope.experiments.train.settings import plain, settings
+from roundscope.tools.errors import UsageError
 from tests.tools.databases import database
 
 SIZES = {
@@ -48,6 +53,16 @@ def train(capsys, *asked):
     out, err = capsys.readouterr()
     assert not end.value.code, err
     return json.loads(out), err
+
+
+def test_a_run_without_a_finished_step_is_not_diagnosed(whole, tmp_path):
+    """A run that was stopped while it compiled "never failed"."""
+    folder = tmp_path / "begun"
+    shutil.copytree(whole, folder)
+    with sqlite3.connect(folder / record.NAME) as log:
+        log.execute("DELETE FROM steps")
+    with pytest.raises(UsageError, match="has no step in its log yet; go on with"):
+        case(folder, SimpleNamespace(arm=None, first=None, until=None))
 
 
 def refused(capsys, *asked):
@@ -118,7 +133,8 @@ def test_a_replay_has_the_same_bits(whole, tmp_path, capsys):
 
     From a step between two checkpoints.
     """
-    train(capsys, "--resume", whole, "--from", 6, "--out", tmp_path / "again")
+    _, told = train(capsys, "--resume", whole, "--from", 6, "--out", tmp_path / "again")
+    assert "going on from the checkpoint of step" in told
     for number in range(2):
         assert weights(tmp_path / "again", 12, number) == weights(whole, 12, number)
     for table in ("steps", "heads"):

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from roundscope.emu.errors import unknown
+from roundscope.emu.shown import shown
 from roundscope.operations.models.budget import ModelBudget
 from roundscope.operations.models.replay import check_replays
 from roundscope.operations.models.torch.budget.grouping import By
@@ -79,6 +80,11 @@ def error_budget(
         >>> sorted(line.group for line in found.lines)
         ['linear', 'silu']
     """
+    if plan is not None and not isinstance(plan, Mapping):
+        raise TypeError(
+            f"plan={shown(plan)}: give a dictionary from operations to words, such as"
+            " {'rms_norm': 'XC=fp32'} or {'linear': 'fp32'}"
+        )
     if by not in get_args(By):
         raise ValueError(unknown("by", by, get_args(By)))
     side = Side(model, inputs, run, logprobs, loss=loss)

@@ -115,6 +115,8 @@ def tape_of(given: Other, name: str, tell: Callable[[str], None]) -> Tape:
     """Return the tape of a run; name: what it is called in error messages."""
     if isinstance(given, str | os.PathLike):
         tell(f"reading {os.fspath(given)}")
+        if not Path(given).exists():
+            raise ValueError(f"{name}={shown(os.fspath(given))}: there is no such file")
         given = load_tape(Path(given))
     if isinstance(given, Tape):
         return given if given.runners else revived(given)
