@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from roundscope.experiments import catalogue
 from roundscope.experiments.options import ReproduceOptions
+from roundscope.tools.errors import bad
 
 if TYPE_CHECKING:
     from roundscope.experiments.framework.study import Study
@@ -16,6 +17,8 @@ def run(options: ReproduceOptions) -> int:
     from roundscope.experiments.framework import command
 
     entry = catalogue.named(options.paper, catalogue.PAPERS, "paper")
+    if options.jobs is not None and options.jobs < 1:
+        raise bad("--jobs", options.jobs, "give 1 or more")
     study = study_of(entry.name, quick=options.quick, engine=options.engine, jobs=options.jobs)
     chosen = [f"--{name}" for name in ("quick", "draw") if getattr(options, name)]
     words = " ".join(["roundscope", entry.command, *chosen])

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from roundscope.attention.plans.plan import Plan
-from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, block_format, in_words
+from roundscope.emu.blocks.format import BLOCK_NAMED, INTEGERS, BlockFormat, block_format, in_words
 from roundscope.emu.blocks.names import is_of_blocks
 from roundscope.emu.errors import unknown
 from roundscope.emu.roundings.modes import BINARY32, Rounding, parted
@@ -40,6 +40,12 @@ def event_of(text: str) -> Event:
     """
     name, words = parted(text)
     mode, overflow = words.get("mode"), words.get("overflow")
+    if name in INTEGERS:
+        raise ValueError(
+            f"'{text}': {name} needs a scale, so say what has one: {name}[64] for each 64 numbers,"
+            f" {name}[128x64] for a tile; in check-cast also {name}[token] for each row,"
+            f" {name}[channel] for each column, and {name}[tensor]"
+        )
     if is_of_blocks(name):
         return block_format(name, mode, rule=words.get("rule"), overflow=overflow)
     event = event_to(name, mode, overflow=overflow)

@@ -201,5 +201,4 @@ class ServedChoices(OperandChoices):
         source="T5 (arXiv 1910.10683) and ALiBi (arXiv 2108.12409)",
         refused=_biased,
         kernels=(False,),
-        programs=(False,),
     )

@@ -125,7 +125,7 @@ def backward(
                     operands = Operands(x.q, y.k, y.v, x.do, x.lse, x.delta)
                     apart = () if x.do_of_v is None else ((x.do_of_v,),)
                     given = operands, before, *apart
-                    sites = _OPERANDS, _SUMS
+                    sites = _OPERANDS, (_SUMS if y.bias is None else (*_SUMS, Site.DBIAS))
                     return computed(ops, setup, tile, _step, given, sites, sink, x.bias)
 
                 taken = None if part.takes is None else part.takes(*bounds(setup, i, j))

@@ -361,12 +361,25 @@ def computed(
     sink    the logit of the head's sink, a scalar, or None
     bias    the tile of the head's bias, or None
     """
-    if ops.programs is not None and sink is None and bias is None:
+    if bias is not None:  # as data, which programs take
+        step, arrays, sites = _with_bias(step), (*arrays, (bias,)), (*sites, ((),))
+    if ops.programs is not None and sink is None:
         found: tuple[Any, Seen] | None = ops.programs(step, tile, arrays, sites)
         if found is not None:
             return found
-    at = events_at(ops, setup, tile, sink=sink, bias=bias)
+    at = events_at(ops, setup, tile, sink=sink)
     return step(at, setup, *arrays), at.seen()
+
+
+@cache
+def _with_bias(step: Step) -> Step:
+    """Return the step whose last group of arrays is the bias of the tile."""
+
+    def own(at: Events, setup: Setup, *groups: tuple[Any, ...]) -> Any:
+        *others, (bias,) = groups
+        return step(replace(at, bias=bias), setup, *others)
+
+    return own
 
 
 def of_backward(setup: Setup) -> Setup:

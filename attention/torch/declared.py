@@ -77,8 +77,9 @@ def attention_function(
     changes. At its first call in an intercepted layer its output is compared with the textbook's
     attention, so that a function which does something else is refused.
 
-    The function of another library is marked from outside: `its.attend =
-    attention_function(its.attend)`. `flex_attention`, compiled or not, may be marked itself: a
+    The function of another library is marked from outside:
+    ``its.attend = attention_function(its.attend)``.
+    `flex_attention`, compiled or not, may be marked itself: a
     score_mod that adds to the score is evaluated to a bias, one that is a softcap to that, and a
     block_mask to booleans (`attention.torch.flex`); others are refused. `watch` and `correct` call
     the function with a feature more. If it takes the scale from the number of features, give it a

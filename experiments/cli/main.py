@@ -194,11 +194,14 @@ def report(
     ] = None,
 ) -> None:
     """Draw a sweep's results or a training run into one HTML file that opens offline."""
-    from roundscope.experiments.train import report as page
+    from roundscope.experiments.train.config import LOG
 
-    if (folder := page.folder_of(file)) is not None:
-        print(f"written: {page.write(folder, out)}")
-        return
+    if file.is_dir() or file.name == LOG:  # for a sweep nobody waits for JAX
+        from roundscope.experiments.train import report as page
+
+        if (folder := page.folder_of(file)) is not None:
+            print(f"written: {page.write(folder, out)}")
+            return
     from roundscope.tools.report.terminal import show
     from roundscope.tools.sweep.report import report as sweep_report
 

@@ -12,6 +12,7 @@ JAX = "jax"
 XLA, PALLAS, CUDNN = "xla", "pallas", "cudnn"
 WORD = 2**32
 # fields that came after results were stored
+LOG = "run.sqlite"  # the log of a run, in its folder
 NEWER = ("engine", "drift_alarm", "parts", "gated", "llama", "optimizer")
 ADAMW, MUON = "adamw", "muon"
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.experiments.train import checkpoint
-from roundscope.experiments.train.config import NEWER
+from roundscope.experiments.train.config import LOG, NEWER
 from roundscope.experiments.train.settings import TYPES
 from roundscope.tools.errors import StorageError, bad
 from roundscope.tools.results.tables import (
@@ -36,7 +36,7 @@ from roundscope.tools.results.tables import (
     results_file,
 )
 
-NAME = "run.sqlite"
+NAME = LOG
 APPLICATION = int.from_bytes(b"RStr", "big")  # SQLite's application_id: whose file it is
 SCHEMA = 1
 KEYS = {"arm": "TEXT NOT NULL", "step": "INTEGER NOT NULL"}

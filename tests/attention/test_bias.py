@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from roundscope import Plan, Record, attend, error_budget, examine, row_sums
+from roundscope.attention.engines.fused import from_scores
 from roundscope.attention.sites import OF_BIAS
 from tests.checks.kernel_biases import shares
 
@@ -222,3 +223,17 @@ def test_kernels_of_a_gpu_have_the_same_bits():
         for part, share in found.items():
             is_flex = plan == "flex" and part == "dv"  # one of 8,192 numbers
             assert share >= (0.9998 if is_flex else 1.0), (what, part)
+
+
+@pytest.mark.thorough  # it compiles
+@pytest.mark.parametrize("plan", ["fa2-bf16", "eager", "flex"])
+def test_programs_have_the_bits_of_loops(plan):
+    """A program that has the bias of another tile, or the bias of the tile it was traced with."""
+    q, k, v, do, bias = drawn(7, tokens=20, keys=20)
+    bias[0, 1, 3, 4] = bias[1, 0, 7] = -np.inf
+    call = {"plan": plan, "bias": bias, "block_q": 8, "block_k": 8}
+    with from_scores(0):
+        programs = examine(q, k, v, do, **call)
+    loops = examine(q, k, v, do, **call)
+    for name in RESULTS:
+        np.testing.assert_array_equal(getattr(programs, name), getattr(loops, name))

@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import NamedTuple
@@ -11,10 +12,12 @@ import pytest
 
 from roundscope.experiments.framework.command import missing
 from roundscope.experiments.framework.store import opened
+from roundscope.experiments.papers.failure_2510_04212 import study as failure
 from roundscope.experiments.papers.failure_2510_04212 import trials as qiu_yao
 from roundscope.experiments.papers.failure_2510_04212.trials import FULL as QIU_YAO
 from roundscope.experiments.papers.microscaling_2506_20752 import study as su
 from roundscope.experiments.papers.mxfp8_2506_08027 import study as mxfp8
+from roundscope.experiments.papers.stability_2405_02803 import long
 from roundscope.experiments.papers.stability_2405_02803.measuring import FULL as GOLDEN
 from roundscope.experiments.questions.dose import doses as dose
 from roundscope.experiments.questions.dose.study import topic
@@ -54,6 +57,22 @@ def test_trainings_of_qiu_yao():
     assert found and found <= {
         qiu_yao.key(QIU_YAO, entry.trial) for entry in qiu_yao.entries(QIU_YAO)
     }
+
+
+def test_what_was_chosen_from_failing_runs_of_qiu_yao(tmp_path):
+    """A change of how heads and layers are chosen, after which the later file would train again."""
+    shutil.copy(RUNS / "qiu-yao.sqlite", tmp_path / "qiu-yao-h200.sqlite")
+    later = stored("qiu-yao-h100.sqlite", "runs")
+    with opened(tmp_path, "qiu-yao") as store:
+        chosen = {qiu_yao.key(QIU_YAO, e.trial) for e in failure.sets(QIU_YAO, store)}
+    assert later == chosen and len(later) == 48
+
+
+def test_the_deviations_and_weights_of_long(tmp_path):
+    """The same, of cells and trainings: a file of which nothing can be drawn."""
+    shutil.copy(RUNS / "long.sqlite", tmp_path / "golden.sqlite")
+    outcome, results = long.asked(quick=False).measure(tmp_path, True)
+    assert outcome.there == outcome.launches == 222 and results is not None
 
 
 @pytest.mark.parametrize(

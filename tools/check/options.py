@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from roundscope.emu.errors import unknown
 from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.options import (
     CallOptions,
@@ -204,6 +203,8 @@ def checked(asked: CheckOptions) -> None:
         raise bad("--dtype", asked.dtype, f"must be one of {', '.join(UNITS)}")
     for name in asked.tests:
         if name not in TESTS:
+            from roundscope.emu.errors import unknown  # not for a help, which needs no NumPy
+
             raise UsageError(f"--only: {unknown('test', name, TESTS)}")
     try:
         asked.reference()

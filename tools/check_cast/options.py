@@ -37,8 +37,8 @@ class CheckCastOptions:
         typer.Option(
             metavar="NUMBER",
             help="A given scale, such as a calibrated one: of a number format, what the function"
-            " divides by before it rounds; of nvfp4, the scale of the whole array, which is"
-            " otherwise its largest magnitude over 2688.",
+            " divides by before it rounds (of int8[tensor] too); of nvfp4, the scale of the whole"
+            " array, which is otherwise its largest magnitude over 2688.",
         ),
     ] = None
     hadamard: Annotated[

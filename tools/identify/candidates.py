@@ -60,6 +60,11 @@ ROW_SUMS = {
 }
 ENOUGH = 64  # numbers of a result, of which fewer say nothing of the bits of its format
 FORMATS = {"bf16": BF16, "fp16": FP16, "fp32": BINARY32, "fp64": BINARY64}
+NARROW = {"bf16": BF16, "fp16": FP16}
+SMALL = {  # choices that move last bits of FP32 alone
+    *("exp", "log", "log2_e", "row_sum", "reciprocal", "fused_exponent", "registers"),
+    *("scale_roots", "fused_without_mask", "unfused_if_cut"),
+}
 FORWARD = tuple(s for s in Site if s.stage == "forward" and s not in (Site.LSE, Site.LN))
 BACKWARD = tuple(s for s in Site if s.stage == "backward")
 OF_ROWS = (Site.LN, Site.LSE, Site.MS)  # events between the forward and the backward
@@ -382,22 +387,48 @@ def rows_of(plan: Plan, size: int, usual: int) -> int:
 
 def forward_changes(best: Candidate) -> Iterator[Candidate]:
     """Yield the candidate with each change of one event, sum or choice of the forward."""
+    fields = [c for name in MOVES_FORWARD for c in _fields(best, name)]
+    yield from _sums(best)
+    yield from fields
+    yield from _formats(best, FORWARD)
+    yield from _modes(best, FORWARD)
+    yield from _e4m3(best)
+    yield from _scales(best)
+    yield from _unlocked(best, fields, FORWARD)
+
+
+def large_changes(best: Candidate) -> Iterator[Iterator[Candidate]]:
+    """Yield the changes that move most numbers of an output of few bits, likely ones first.
+
+    They are those of narrow casts, and the choices of which numbers are cast. All others move the
+    last bits of FP32, so that a plan without one of them still has most numbers of such an output.
+    """
+    yield _modes(best, FORWARD)
+    yield _e4m3(best)
+    yield _formats(best, FORWARD, NARROW)
+    yield (c for name in MOVES_FORWARD if name not in SMALL for c in _fields(best, name))
+    fields = (c for name in MOVES_FORWARD for c in _fields(best, name))
+    yield _unlocked(best, list(fields), FORWARD, NARROW)
+
+
+def _sums(best: Candidate) -> Iterator[Candidate]:
     plan = best.plan
     for name, accumulator in SUMS.items():
         for site in (Site.S, Site.PV):
             yield _changed(best, f"{site}.sum: {name}", plan.adding(site, accumulator))
     for name, accumulator in ROW_SUMS.items():
         yield _changed(best, f"ROWSUM.sum: {name}", plan.adding(Site.ROWSUM, accumulator))
-    fields = [c for name in MOVES_FORWARD for c in _fields(best, name)]
-    yield from fields
-    yield from _formats(best, FORWARD)
-    yield from _modes(best, FORWARD)
+
+
+def _e4m3(best: Candidate) -> Iterator[Candidate]:
     for site in (Site.P, Site.Q, Site.K, Site.V):
-        yield _changed(best, f"{site}=e4m3fn", _readable(plan.at(site, E4M3)))
+        yield _changed(best, f"{site}=e4m3fn", _readable(best.plan.at(site, E4M3)))
+
+
+def _scales(best: Candidate) -> Iterator[Candidate]:
     for ulps in (1, -1):
         change = f"the scale {abs(ulps)} ulp {'larger' if ulps > 0 else 'smaller'}"
         yield replace(best, scale_ulps=ulps, change=change)
-    yield from _unlocked(best, fields, FORWARD)
 
 
 def backward_changes(best: Candidate) -> Iterator[Candidate]:
@@ -434,14 +465,17 @@ def again(best: Candidate) -> Iterator[Candidate]:
 
 
 def _unlocked(
-    best: Candidate, fields: list[Candidate], sites: tuple[Site, ...]
+    best: Candidate,
+    fields: list[Candidate],
+    sites: tuple[Site, ...],
+    formats: Mapping[str, Rounding] = FORMATS,
 ) -> Iterator[Candidate]:
     """Yield each change of a field together with each format of an event that it unlocks."""
     for c in fields:
         for site in sites:
             if absent(best.plan, site) is None or absent(c.plan, site) is not None:
                 continue
-            for name, r in FORMATS.items():
+            for name, r in formats.items():
                 if c.plan.event(site) != r:
                     yield replace(
                         c,
@@ -450,11 +484,15 @@ def _unlocked(
                     )
 
 
-def _formats(best: Candidate, sites: tuple[Site, ...]) -> Iterator[Candidate]:
+def _formats(
+    best: Candidate, sites: tuple[Site, ...], formats: Mapping[str, Rounding] = FORMATS
+) -> Iterator[Candidate]:
+    """Yield the candidate with each event in other formats; narrow ones in FP32 too."""
     for site in sites:
         if absent(best.plan, site) is not None:
             continue
-        for name, r in FORMATS.items():
+        is_narrow = best.plan[site].format.precision < BINARY32.format.precision
+        for name, r in (FORMATS if is_narrow else formats).items():
             yield _changed(best, f"{site}={name}", _readable(_rounded(best.plan, site, r)))
 
 

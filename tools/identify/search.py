@@ -7,7 +7,7 @@ plan kept.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, zip_longest
 from types import MappingProxyType
 
 import numpy as np
@@ -32,6 +32,9 @@ from roundscope.tools.report.progress import Pace, left
 
 ROWS = 128  # how many of the last rows the forward is searched for on
 FEW_ROWS = 32  # how many of them the changes of every structure are first tried on
+GLANCE_ROWS = 8  # how many of them those of structures that are far off are tried on
+CLOSE = 0.7  # the share of equal bits of a structure from which small changes of it are tried
+TOLD = 0.2  # the share from which its tiles are told apart by it
 CONFIRMED = 24  # how many of the nearest changes are then tried on ROWS
 MOST = 8000  # plans that the search of a forward tries
 LEAST = 200  # plans of a budget; who gives fewer means seconds
@@ -162,7 +165,9 @@ def forward(
     forms = list(structures(x, {"out": out}))
     forms += [candidates.with_sums(c, sums) for c in forms if sums]
     tries = Tries(most + len(forms), tell)  # structures are always tried
-    judge, quick = (_forward_judge(x, out, _last(x, n)) for n in (ROWS, FEW_ROWS))
+    judge, quick, glance = (
+        _forward_judge(x, out, _last(x, n)) for n in (ROWS, FEW_ROWS, GLANCE_ROWS)
+    )
     tries.stage = "structures"
     ranked = _ranked(judge, forms, tries)
     best, near = ranked[0]
@@ -175,7 +180,7 @@ def forward(
     else:
         result, forms = _tiled(x, result, [c for c, _ in ranked], judge, quick, tries, seen)
     if result.near.equal < 1.0:
-        result = _widely(x, out, result, forms, judge, quick, tries)
+        result = _widely(x, out, result, forms, judge, quick, glance, tries)
     if result.near.equal == 1.0:
         result = _in_all_rows(x, out, result, tries)
     result.tried = tries.done
@@ -277,6 +282,7 @@ def _widely(
     forms: list[Candidate],
     judge: Judge,
     quick: Judge,
+    glance: Judge,
     tries: Tries,
 ) -> Found:
     """Try changes of one event of every structure, then of the best few of them, again and again.
@@ -285,12 +291,21 @@ def _widely(
     are left is kept for the further changes.
     """
     tries.stage = "changes of every structure"
-    screened: Ranked = []
-    # changes that give every bit: only these are tried on the other structures, for ties
-    hits: set[str] = set()
     half = Tries(2 * (tries.most - tries.done) // 3, tries.tell)
     half.stage = tries.stage
-    for form in dict.fromkeys((nearest.best, *forms)):
+    every = list(dict.fromkeys((nearest.best, *forms)))
+    near = {c: quick(c) or WORSE for c in every}
+    # a plan that lacks a small change alone has most numbers of an output of few bits
+    is_narrow = candidates.held(out).format.precision <= FP16.format.precision
+    far = [c for c in every if is_narrow and near[c].equal < CLOSE]
+    close = [c for c in every if c not in far]
+    screened, first = _of_large_changes(far, near, glance, half)
+    # changes that give every bit: only these are tried on the other structures, for ties
+    hits: set[str] = set()
+    if first is not None:
+        screened += _ranked(quick, candidates.forward_changes(first), half)
+        hits = {c.change for c, n in screened if n.equal == 1.0}
+    for form in close if first is None else every:
         screened += _ranked(
             quick,
             (c for c in candidates.forward_changes(form) if not hits or c.change in hits),
@@ -325,6 +340,29 @@ def _widely(
         if reached[-1].near.equal == 1.0:
             break
     return max(reached, key=lambda f: f.near)
+
+
+def _of_large_changes(
+    forms: list[Candidate], near: dict[Candidate, Nearness], glance: Judge, tries: Tries
+) -> tuple[Ranked, Candidate | None]:
+    """Try large changes of structures that are far off, the likely ones of all of them first.
+
+    Return what was tried, and the structure of which a change gives every bit; then no further
+    changes are tried. Of a structure of which the tiles tell nothing, its own are tried alone.
+    """
+    told: dict[str, Candidate] = {}
+    for c in forms:
+        if c.plan.name not in told or near[c].equal >= TOLD:
+            told[f"{c.plan.name} {c.block_k}" if c.plan.name in told else c.plan.name] = c
+    screened: Ranked = []
+    rounds = zip_longest(*(candidates.large_changes(c) for c in told.values()))
+    for changes in rounds:
+        for form, some in zip(told.values(), changes, strict=True):
+            more = _ranked(glance, some or (), tries)
+            screened += more
+            if any(n.equal == 1.0 for _, n in more):
+                return screened, form
+    return screened, None
 
 
 def backward(

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.emu.blocks.format import BlockFormat, block_format
+from roundscope.emu.blocks.format import INTEGERS, BlockFormat, block_format
 from roundscope.emu.blocks.names import is_of_blocks
 from roundscope.emu.errors import unknown
 from roundscope.emu.numbers import check_real
-from roundscope.emu.roundings.modes import Rounding, rounding
+from roundscope.emu.roundings.modes import Overflow, Rounding, rounding
 from roundscope.emu.testing.casts.blocks import examine_blocks
 from roundscope.emu.testing.casts.elements import examine_elements
 from roundscope.emu.testing.casts.hadamard import Fronted, Hadamard
@@ -63,7 +63,8 @@ def examine_cast(
             elements, scales and rules as in "e4m3fn[token]*e8m0fnu:rceil".
         tensor_scale: a scale that is given, such as a calibrated one. Of a format of numbers, the
             function divides by it before it rounds, and returns codes, numbers of a narrow type, or
-            float32 numbers times the scale. Of NVFP4, it is the scale of the whole array in
+            float32 numbers times the scale; so too of "int8[tensor]", whose integers count as so
+            many scales. Of NVFP4, it is the scale of the whole array in
             binary32, which the function need not return.
         divided: of a block format, how numbers are meant to be divided by their scales: "exact",
             with one rounding to the element, or "float32", with a rounding of the quotient before.
@@ -107,11 +108,15 @@ def examine_cast(
         _check_front(front, asked, scope)
     if tensor_scale is not None:
         check_real("tensor_scale", tensor_scale, 0.0, math.inf, "it is finite and above 0")
+        if isinstance(asked, BlockFormat) and scope is Scope.TENSOR:
+            with np.errstate(all="ignore"):
+                return _static(function, asked, tensor_scale)
         if isinstance(asked, BlockFormat):
             if not asked.tensor:
                 raise ValueError(
-                    f"tensor_scale={tensor_scale:g}: is for NVFP4 or a format of numbers, such as"
-                    f" e4m3fn; the scales of {asked} are those of the largest magnitudes"
+                    f"tensor_scale={tensor_scale:g}: is for NVFP4, a format of numbers such as"
+                    f" e4m3fn, or int8[tensor]; the scales of {asked} are those of the largest"
+                    " magnitudes"
                 )
             asked = replace(asked, tensor_scale=tensor_scale)
     with np.errstate(all="ignore"):
@@ -128,6 +133,26 @@ def examine_cast(
                 " bits than 24, such as bf16"
             )
         return examine_elements(function, r, tensor_scale or 1.0)
+
+
+def _static(function: Function, asked: BlockFormat, scale: float) -> CastReport:
+    """Return the judgment of a quantizer whose one scale is given, as a calibrated one of INT8.
+
+    Integers k that it returns count as k times the scale.
+    """
+    element = asked.element
+    is_integer = element.format in INTEGERS.values()
+    unit = 2.0 ** (element.format.precision - 1) if is_integer else 1.0
+
+    def multiplied(x: np.ndarray) -> Any:
+        found = function(x)
+        kind = str(getattr(found, "dtype", "")).removeprefix("torch.")
+        if not (is_integer and kind.startswith("int")):
+            return found
+        return np.asarray(found).astype(np.float32) * np.float32(scale)
+
+    r = replace(element, overflow=Overflow.SATURATE)
+    return examine_elements(multiplied, r, scale * unit)
 
 
 def _check_front(front: Hadamard, asked: str | Rounding | BlockFormat, scope: Scope | None) -> None:

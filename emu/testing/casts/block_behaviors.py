@@ -137,7 +137,7 @@ def _quantizers(asked: BlockFormat) -> Iterator[Known]:
         for fault, by_own_cast in _with_own_cast(f):
             yield Known(f"{own}, {fault}", by_own_cast, _cast_to(f.element))
         yield from _by_logarithm(f, asked)
-        if f.tensor:
+        if f.tensor and f.rule is ScaleRule.NEAREST:
             divided = faults(f.element.format, is_quotient=True)["divided in float32"]
             for words, by_steps in in_float32(f):
                 yield Known(f"{own}, {words}", by_steps, divided)

@@ -226,6 +226,9 @@ def bias_row(q: Numbers, got: Numbers, r: Rounding, of: str = "") -> Row:
         parts += _halves(q, np.sign(q) * extra, r.format)
     is_biased = any(mean_of(d).is_biased for d in parts)
     note = _in_words(q, got, ulps, r.format)
+    asked = [mean_of(x * (expected - q) / ulps) for x in (np.sign(q), np.ones_like(q))]
+    if not is_biased and any(m.is_biased for m in asked):
+        note += f"; no more than {r} itself has on these numbers"
     row = row_of("bias", QUESTION, good, q, got, expected, f=r.format, note=f"{note}{of}")
     if is_biased:
         return replace(row, status=Status.FAIL)

@@ -18,7 +18,7 @@ from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Launch, Study, Table
 from roundscope.experiments.framework.verdicts import number
 from roundscope.experiments.framework.words import NAMED
-from roundscope.experiments.papers.mechanism_2510_04212 import claims, figures
+from roundscope.experiments.papers.mechanism_2510_04212 import claims, figures, real
 from roundscope.experiments.papers.mechanism_2510_04212.conditions import (
     EXACT,
     VARIANTS,
@@ -92,6 +92,7 @@ def study(scale: Scale) -> Study[Results]:
         },
         config={k: v for k, v in asdict(c).items() if k not in NAMED},
         scale=scale.name,
+        static=real.static,
     )
 
 

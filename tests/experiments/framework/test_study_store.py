@@ -137,7 +137,7 @@ def test_two_old_files_of_one_study(tmp_path, old):
         "SELECT key, count(*) FROM audit GROUP BY key ORDER BY key LIMIT 1"
     ).fetchone()
     with opened(tmp_path, "mxfp8") as store:
-        assert len(store.keys()) == gpt + own == 290
+        assert len(store.keys()) == gpt + own == 310
         audit = store.read({Condition(key): key})[Condition(key)].extra["audit"]
     errors = before.execute(
         "SELECT error FROM audit WHERE key = ? ORDER BY rowid", (key,)

@@ -15,13 +15,13 @@ from tests.tools.trace.inputs import change, tensors
 
 
 def test_tensors_that_nobody_reads_are_named(run, small, tmp_path):
-    """A bias of the scores under a name of its own that takes no part, without a word."""
-    path = change(small(), **{"a.bias": np.ones((2, 1, 24, 40), bool), "mlp.w": np.zeros(2)})
+    """A tensor of a layer that takes no part, without a word."""
+    path = change(small(), **{"a.beta": np.ones((2, 1, 24, 40), bool), "mlp.w": np.zeros(2)})
     code, out, _ = run(path, "--out", tmp_path / "x")
-    assert code == 0 and "features, 4 of v\nnot used: a.bias\n" in out and "mlp.w" not in out
+    assert code == 0 and "features, 4 of v\nnot used: a.beta\n" in out and "mlp.w" not in out
     (layer,) = json.loads((tmp_path / "x" / "trace.json").read_text())["layers"]
-    assert layer["notes"] == ["not used: a.bias"]
-    assert "not used: a.bias" in (tmp_path / "x" / "report.html").read_text()
+    assert layer["notes"] == ["not used: a.beta"]
+    assert "not used: a.beta" in (tmp_path / "x" / "report.html").read_text()
 
 
 def test_a_layout_that_the_file_contradicts_is_said(run, small, tmp_path):

@@ -35,7 +35,7 @@ def cut():
 def shown(s, width=100):
     """Return what the terminal shows of a summary, as lines."""
     console = Console(width=width, record=True, file=io.StringIO(), color_system=None)
-    show(of_layer(s), console)
+    show(of_layer(s, every=True), console)
     return console.export_text().splitlines()
 
 

@@ -9,7 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from roundscope.emu.roundings.modes import rounding
 from roundscope.emu.testing.casts import block_probes, examine_cast
+from roundscope.emu.testing.casts.elements import bias_row
+from roundscope.emu.testing.casts.records import Status
 from tests.emu.testing.casts.cast_planted import E4M3, F32, nvfp4
 
 T = float(F32(0.0037))
@@ -74,5 +77,30 @@ def test_steps_in_float32_are_named(fault, words):
 
 def test_only_nvfp4_has_such_a_scale():
     """A scale that is ignored where blocks have none."""
-    with pytest.raises(ValueError, match="is for NVFP4 or a format of numbers"):
+    with pytest.raises(ValueError, match="is for NVFP4, a format of numbers"):
         examine_cast(lambda x: x, "mxfp4", tensor_scale=0.5)
+
+
+STATIC = 1 / 64
+
+
+def fixed(x, step=np.rint):
+    return (np.clip(step(x / STATIC), -127, 127) * STATIC).astype(F32)
+
+
+def test_int8_of_one_given_scale():
+    """A quantizer of a constant scale, of which nothing can be asked, or any of which passes."""
+    right = (fixed, lambda x: (fixed(x) / STATIC).astype(np.int8))
+    assert all(examine_cast(f, "int8[tensor]", tensor_scale=STATIC).passed for f in right)
+    for wrong in (partial(fixed, step=np.trunc), lambda x: fixed(np.clip(x, -1, 1))):
+        assert not examine_cast(wrong, "int8[tensor]", tensor_scale=STATIC).passed
+    with pytest.raises(ValueError, match=r"or int8\[tensor\]"):
+        examine_cast(fixed, "int8[token]", tensor_scale=STATIC)
+
+
+def test_a_bias_of_the_rounding_itself_is_no_bias():
+    """A row that passes beside a z of -100 and "toward zero", without a word of why."""
+    q = 1.0 + np.arange(1, 4001) / 4000 * 2.0**-5  # below the tie of E4M3: all become 1
+    row = bias_row(q, np.ones_like(q), rounding("e4m3fn"))
+    assert row.status is Status.PASS and "no more than e4m3fn" in row.note
+    assert "no more than" not in bias_row(q, q, rounding("e4m3fn")).note

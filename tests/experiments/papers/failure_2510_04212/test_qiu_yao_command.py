@@ -162,10 +162,7 @@ def test_any_number_of_launches_can_be_told() -> None:
         r = Results(FULL, kept, found)
         cases, verdicts = r.scale.cases, judged(r)
         assert {c.name for c in cases} == {e.case for e in kept}
-        assert (
-            not any("cell" in row for c in cases for row in r.rows(c.name))
-            or sum("cell" in row for row in r.rows("A")) == 24
-        )
+        assert {sum("cell" in row for row in r.rows(c.name)) for c in cases} <= {0, 24}
         assert answer(r) and {v.case for v in verdicts} <= {c.name for c in cases} | {"A", "all"}
         assert all(
             len(own) == len([e for e in wanted if (e.case, e.row) == place])

@@ -75,3 +75,21 @@ def test_ties_are_those_of_bf16_p():
     for gap, wanted in zip(gaps, (0.5, 0.0), strict=True):
         k = np.array([1.0, 1.0 - gap], np.float32).reshape(1, 1, 2, 1, 1)
         assert float(several(jnp.ones((1, 1, 2, 1, 1)), jnp.asarray(k))[1]) == wanted
+
+
+def test_real_heads_have_the_gradient_that_autograd_gives():
+    """dQ of another scale, or with delta left out; P K of scores without the scale."""
+    from roundscope.experiments.papers.mechanism_2510_04212.real import _exact
+
+    q, k, v, do = np.random.default_rng(1).standard_normal((4, 5, 3))
+
+    def out(q):
+        p = jax.nn.softmax(q @ jnp.asarray(k.T) * 0.7, axis=-1)
+        return (p @ jnp.asarray(v) * do).sum()
+
+    with jax.enable_x64(True):
+        wanted = np.asarray(jax.grad(out)(jnp.asarray(q)))
+        p = np.asarray(jax.nn.softmax(jnp.asarray(q @ k.T * 0.7), axis=-1))
+    pk, dq = _exact(q, k, v, do, 0.7)
+    np.testing.assert_allclose(dq, wanted, rtol=1e-9)
+    np.testing.assert_allclose(pk, p @ k, rtol=1e-9)

@@ -19,7 +19,7 @@ from roundscope.experiments.papers.microscaling_2506_20752.claims import (
     outcome,
     outcomes,
 )
-from roundscope.experiments.papers.microscaling_2506_20752.measurements import QUICK, Found
+from roundscope.experiments.papers.microscaling_2506_20752.measurements import FULL, QUICK, Found
 from roundscope.experiments.train.student.arms import UNCHANGED
 from roundscope.experiments.train.student.run import paired
 from tests.experiments.papers.microscaling_2506_20752.made import run
@@ -69,6 +69,28 @@ def test_a_format_that_kills_some_runs_is_undecided_and_none_contradicts():
         Word.UNDECIDED,
         Word.AGREES,
     )
+
+
+def test_more_steps_and_the_code_s_repair_of_layer_norm():
+    """FP32 that dies later said to live; a ratio of steps upside down; a repair of what did not
+    fail said to avert it; the loss of another arm.
+    """
+    formats = FULL.fix[1]
+    longer = FULL.settings[5]
+    assert longer.config.steps == 1500
+    lost = {
+        (longer.name, "fp32"): seeds("fp32", [800] * 12),
+        (longer.name, "mxfp4"): seeds("mxfp4", [400] * 12),
+    }
+    lives, later = claims._longer(Found(scale=FULL, trained=lost))
+    assert lives.word is Word.CONTRADICTS and later.measured.startswith("at 2x [2, 2]")
+    fix = {name: seeds(name, [None] * 4) for name in formats}
+    plain, averts, lowers = list(claims._fixes(Found(scale=FULL, fix=fix)))[:3]
+    assert plain.word is Word.UNDECIDED and averts.word is Word.NOT_TESTABLE
+    assert "LN in FP32" in lowers.claim and lowers.word is not Word.AGREES
+    fix[formats[3]] = [replace(r, loss=0.04 + 1e-4 * n) for n, r in enumerate(fix[formats[3]])]
+    found = {v.claim: v for v in claims._fixes(Found(scale=FULL, fix=fix))}
+    assert found["ours: a bump of the scales lowers the loss by 0.05 % or more"].word is Word.AGREES
 
 
 def test_intervals_of_shares_by_their_definition():

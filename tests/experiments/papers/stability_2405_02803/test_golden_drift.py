@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from roundscope.attention.sites import Site
+from roundscope.attention.sites import OF_BIAS, Site
 from roundscope.experiments.framework.verdicts import Word
 from roundscope.experiments.papers.stability_2405_02803 import measuring as kept
 from roundscope.experiments.papers.stability_2405_02803 import trainings
@@ -100,7 +100,8 @@ def test_versions_differ_in_what_they_are_to_differ_in():
     assert replace(own["fp32, tiled", 0][0], block=None) == own["fp32", 0][0]
     (half,) = [s for s, arms, _ in executables(FULL.training) if arms[0][0] == "fp16"]
     plan = plans_at(half, half.arms[0], 0)[0][0]
-    formats = {str(site): plan[site].format.name for site in Site}
+    # no call of the model has a bias of the scores
+    formats = {str(site): plan[site].format.name for site in Site if site not in OF_BIAS}
     assert {name for name, form in formats.items() if form == "fp16"} == {
         "Q",
         "K",
