@@ -70,9 +70,7 @@ def _train(origin: Origin, out: Path) -> tuple[dict[str, Any], int]:
     with writing(out) as log, stopping(_told) as stop, screen() as show:
         log.begin(begin.step, **origins.recorded(origin))
         if begin.step:
-            console(stderr=True).print(
-                f"going on from the checkpoint of step {begin.step}", markup=False, soft_wrap=True
-            )
+            console(stderr=True).print(f"going on from step {begin.step}")
         run = Run(origin.settings, out, log, begin)
         if not origin.in_place:
             run.save(pinned="the beginning")
