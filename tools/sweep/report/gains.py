@@ -76,11 +76,14 @@ def bias_words(frame: Frame, found: Sequence[Gains]) -> str:
     if not count:
         return ""
     limit = threshold(count)
-    tests = f"|z| > {limit:.1f}, {many(count, 'test')}"
+    beyond = {g.result: g.biased(limit) for g in found}
+    named = [abs(float(g.z[i])) for g in found for i in beyond[g.result][:FURTHEST]]
+    digits = next((d for d in range(1, 5) if all(_is_beyond(z, limit, d) for z in named)), 5)
+    tests = f"|z| > {limit:.{digits}f}, {many(count, 'test')}"
     told = []
     for g in found:
-        if len(places := g.biased(limit)):
-            far = "; ".join(gain_words(frame, g, int(i)) for i in places[:FURTHEST])
+        if len(places := beyond[g.result]):
+            far = "; ".join(gain_words(frame, g, int(i), digits) for i in places[:FURTHEST])
             of = f" in {len(places)} of {many(len(g.z), 'condition')}" if len(g.z) > 1 else ""
             told.append(f"{g.result}{of} is {far}")
     if not told:
@@ -88,10 +91,15 @@ def bias_words(frame: Frame, found: Sequence[Gains]) -> str:
     return f"Biased beyond chance ({tests}): {'. '.join(told)}."
 
 
-def gain_words(frame: Frame, g: Gains, i: int) -> str:
+def _is_beyond(z: float, limit: float, digits: int) -> bool:
+    """Return whether |z| is still beyond its limit when both are printed with so many digits."""
+    return float(f"{z:.{digits}f}") > float(f"{limit:.{digits}f}")
+
+
+def gain_words(frame: Frame, g: Gains, i: int, digits: int = 1) -> str:
     """Return by how much a result is too long or too short in a condition, with its z."""
     half = "" if np.isnan(g.half[i]) else f" ± {number(100 * g.half[i], 2)}"
     way = "long" if g.mean[i] > 0 else "short"
-    z = f"z = {g.z[i]:+.1f}" if np.isfinite(g.z[i]) else "beyond all tables"
+    z = f"z = {g.z[i]:+.{digits}f}" if np.isfinite(g.z[i]) else "beyond all tables"
     at = f" at {where(frame, int(g.condition[i]))}" if frame.axes else ""
     return f"too {way} by {number(100 * abs(g.mean[i]))}{half} %{at} ({z})"
