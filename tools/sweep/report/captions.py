@@ -17,7 +17,7 @@ from roundscope.tools.sweep.report.effects import (
     size,
     size_words,
 )
-from roundscope.tools.sweep.report.gains import gain_words, gains
+from roundscope.tools.sweep.report.gains import digits_of, gain_words, gains
 from roundscope.tools.sweep.report.levels import levels, of_results, order_words
 from roundscope.tools.sweep.report.lost import lost
 from roundscope.tools.sweep.report.lost import sentence as lost_sentence
@@ -301,11 +301,12 @@ def gain(frame: Frame, cut: Slice) -> str:
     if len(found.z):
         limit = threshold(len(found.z))
         far = found.biased(limit)
-        words = f"; {gain_words(frame, found, int(far[0]))}" if len(far) else ""
+        digits = digits_of(limit, [float(found.z[i]) for i in far[:1]])
+        words = f"; {gain_words(frame, found, int(far[0]), digits)}" if len(far) else ""
         most = "the furthest" if len(far) > 1 else "it"
         answer = (
             f"In {len(far)} of {len(found.z)} conditions shown the gain lies further from 0 than"
-            f" chance puts one in a hundred pages (|z| > {limit:.1f})"
+            f" chance puts one in a hundred pages (|z| > {limit:.{digits}f})"
             f"{words.replace('; ', f'; {most} is ', 1)}."
         )
     if lost_too := int((cut.cells & (np.nan_to_num(frame.metric("not_finite")) > 0)).sum()):

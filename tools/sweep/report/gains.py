@@ -77,8 +77,8 @@ def bias_words(frame: Frame, found: Sequence[Gains]) -> str:
         return ""
     limit = threshold(count)
     beyond = {g.result: g.biased(limit) for g in found}
-    named = [abs(float(g.z[i])) for g in found for i in beyond[g.result][:FURTHEST]]
-    digits = next((d for d in range(1, 5) if all(_is_beyond(z, limit, d) for z in named)), 5)
+    named = [float(g.z[i]) for g in found for i in beyond[g.result][:FURTHEST]]
+    digits = digits_of(limit, named)
     tests = f"|z| > {limit:.{digits}f}, {many(count, 'test')}"
     told = []
     for g in found:
@@ -91,9 +91,13 @@ def bias_words(frame: Frame, found: Sequence[Gains]) -> str:
     return f"Biased beyond chance ({tests}): {'. '.join(told)}."
 
 
-def _is_beyond(z: float, limit: float, digits: int) -> bool:
-    """Return whether |z| is still beyond its limit when both are printed with so many digits."""
-    return float(f"{z:.{digits}f}") > float(f"{limit:.{digits}f}")
+def digits_of(limit: float, beyond: Sequence[float]) -> int:
+    """Return the digits behind the point with which each z beyond a limit is seen to be beyond."""
+    for digits in range(1, 5):
+        shown = float(f"{limit:.{digits}f}")
+        if all(float(f"{abs(z):.{digits}f}") > shown for z in beyond):
+            return digits
+    return 5
 
 
 def gain_words(frame: Frame, g: Gains, i: int, digits: int = 1) -> str:
