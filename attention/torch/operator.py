@@ -224,6 +224,14 @@ def _check_tensors(
         )
     if mask is not None and mask.device != q.device:
         raise ValueError(f"mask: on {mask.device}, must be on {q.device} as q")
+    if mask is not None:
+        full = (*q.shape[:3], k.shape[2])
+        pairs = zip(reversed(mask.shape), reversed(full), strict=False)
+        if mask.ndim > 4 or any(n not in (1, size) for n, size in pairs):
+            raise ValueError(
+                f"mask: shape {tuple(mask.shape)}, must broadcast to (batch, heads, queries, keys)"
+                f" = {full}"
+            )
 
 
 @torch.library.custom_op(

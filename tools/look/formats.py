@@ -13,11 +13,11 @@ LEGEND = (
     " this g."
 )
 OTHERS = (  # words that stand for many formats, or for what a list of plans calls one
-    " int8[64]     any element (int4 and int8 too) in blocks of 64, with a scale in fp32;"
-    "\n              of 128 x 64 as e4m3fn[128x64]; another scale as e2m1fn[16]*e4m3fn",
-    " int8[token]  in check-cast: one scale for each row; int8[channel] for each column,"
-    "\n              int8[tensor] for the array",
-    " e4m3fn-blocks, e4m3fn/256: what lists of plans call such blocks, and E4M3 over 256",
+    " int8[64]     any element, int4 and int8 too, in blocks of 64, a scale in fp32;"
+    "\n              128 x 64 as e4m3fn[128x64]; another scale as e2m1fn[16]*e4m3fn",
+    " int8[token]  in check-cast: a scale for each row; int8[channel] for each"
+    "\n              column, int8[tensor] for the array",
+    " e4m3fn-blocks, e4m3fn/256: such blocks, and E4M3 over 256, in lists of plans",
 )
 OPTIONAL = (3, 5)  # columns that a narrow screen goes without: emin and min normal
 

@@ -76,6 +76,7 @@ def test_presets(name, causal, tile):
     )
 
 
+@pytest.mark.thorough
 def test_forward_injected_and_recorded():
     """Catches statistics, ulps or random bits of blocks that depend on the engine; padding with a
     say in a scale.

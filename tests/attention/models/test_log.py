@@ -161,7 +161,7 @@ def test_a_binary_file(tmp_path):
 
 
 def test_wrong_arguments(tmp_path):
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ValueError, match=r"there is no folder .*; make it first"):
         Watcher(log=tmp_path / "no folder" / "log")
     with pytest.raises(TypeError, match="on_alarm=3: give a function"):
         Watcher(on_alarm=3)

@@ -735,7 +735,7 @@ OK = {
     "any array": None,
     "out": {"reversed", "Fortran", "NaN", "infinity"},
     "bytes": set(),
-    "mask": {"bools", "True", "np.bool"},
+    "mask": {"bools", "True", "np.bool", "torch scalar"},  # a number is a bias of all scores
     "sinks": set(),
     "real": {*NUMBERS_OK},
     "anyreal": NUMBERS_OK | {"nan", "inf", "-inf", "np.nan32"},

@@ -83,7 +83,7 @@ def test_a_device_is_never_replaced_or_read(roundscope, tmp_path, monkeypatch):
         (("trace", "--sample", "--set", ""), "--set ''"),
         (("trace", "--sample", "--set="), "--set ''"),
         (("formats", " "), "' '"),
-        (("trace", "--seed", "x"), "'--seed'"),
+        (("trace", "--seed", "x"), "--seed 'x'"),
         (("trace", "--seed=1.5"), "'1.5'"),
         (("trace", "--no\x1b[2J"), r"--no\x1b[2J"),
         (("nothing",), "'nothing'"),

@@ -69,7 +69,7 @@ def test_a_plan_is_named_under_the_call_of_its_layer(call, path):
     call, result = found(path, head=1)
     assert result.kind is Kind.SAME and plan.name in {result.base, result.plan, *result.ties}
     assert {part.near.equal for part in result.parts.values()} == {1.0}
-    assert "h.2" in call.about and "scale 0.15" in call.about
+    assert "h.2" in call.notes[0] and "scale 0.15" in call.about
 
 
 @pytest.mark.parametrize("is_silent", [True, False])
@@ -111,8 +111,8 @@ def test_what_cannot_be_identified_is_refused(path):
     write_captures(path, [replace(made, dropout=0.1)], {})
     with pytest.raises(UsageError, match=r"metadata dropout '0\.1'.*model\.eval\(\)"):
         read(IdentifyOptions(source=str(path)))
-    write_captures(path, [replace(made, mask=np.zeros((T, T), np.float32))], {})
-    with pytest.raises(UsageError, match=r"mask 'float32'.*a bias"):
+    write_captures(path, [replace(made, mask=np.ones((T, T), np.float32))], {})
+    with pytest.raises(UsageError, match="bias"):
         read(IdentifyOptions(source=str(path)))
     write_captures(path, [replace(made, mask=np.zeros((T, T), bool))], {})
     with pytest.raises(UsageError, match="no query sees a key"):
@@ -124,7 +124,7 @@ def test_one_layer_is_chosen_from_many(path):
     write_captures(path, [replace(made, number=n) for n in range(10)], {})
     with pytest.raises(UsageError, match=r"has 10 layers, layers.0, .* and 2 more; choose one"):
         read(IdentifyOptions(source=str(path)))
-    assert "layers.7, h.2" in read(IdentifyOptions(source=str(path), layer="7")).about
+    assert "layers.7" in read(IdentifyOptions(source=str(path), layer="7")).about
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,8 @@ def test_the_attention_of_a_model_of_transformers_is_named(implementation, famil
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), capture(model, path):
         model(batch(1, 48))
     call, result = found(path, layer="1", head=1)
-    assert call.about.startswith("captured.safetensors, layers.1, model.layers.1.self_attn, ")
-    assert f" {implementation}," in call.about and "causal, scale" in call.about
+    assert call.about.startswith("captured.safetensors, layers.1, ")
+    assert call.notes[0].startswith("model.layers.1.self_attn")
+    assert implementation in call.notes[0] and "causal, scale" in call.about
     assert result.kind in (Kind.SAME, Kind.NEAR), result.verdict
     assert result.base.partition("@")[0] in family, result.verdict

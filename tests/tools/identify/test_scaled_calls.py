@@ -53,7 +53,7 @@ def test_a_cache_that_is_dequantized(roundscope, tmp_path):
     path = written(tmp_path / "x.safetensors", q, out, {}, k_scale="0.37", v_scale="1.71")
     found = identified(roundscope, path, tmp_path)
     assert (found["verdict"], found["base"], found["words"]) == ("same", "fa2", [])
-    assert any("k is its float8_e4m3fn numbers times k_scale" in x for x in [found["about"]])
+    assert any("k is its float8_e4m3fn numbers times k_scale" in x for x in found["notes"])
 
 
 @pytest.mark.thorough

@@ -111,7 +111,7 @@ def test_a_frame_is_small(large, monkeypatch):
     frame_of(large)  # what is made once
     with traced() as memory:
         frame = frame_of(large)
-        assert len(frame.rows) == COUNT and memory()[1] < 1500 * COUNT
+        assert len(frame.rows) == COUNT and memory()[1] < 1800 * COUNT
 
 
 def test_a_summary_reads_no_plans(large, monkeypatch):

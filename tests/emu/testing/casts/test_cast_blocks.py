@@ -157,6 +157,7 @@ def test_scales_of_numbers_that_fit_none_do_not_pass() -> None:
     assert not report.passed and "fit no scale" in scales.note
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("few_blocks")
 def test_a_random_rounding_of_blocks_is_judged_as_random() -> None:
     """Coins that are compared with the coins of another call, or judged by no law."""

@@ -41,6 +41,7 @@ def softmax(q: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return s, e / e.sum(-1, keepdims=True)
 
 
+@pytest.mark.thorough
 def test_rest_of_a_wrong_delta_is_its_error() -> None:
     """Catches a rest with another sign, scale or axis: with exact P it is alpha (delta_exact -
     delta), from the output as rounded.

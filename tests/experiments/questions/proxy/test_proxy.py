@@ -121,6 +121,7 @@ def test_what_is_wrong_is_named(words, options, named):
         asked(words, **{"name": "formats"} | options)
 
 
+@pytest.mark.thorough
 def test_arms_part_from_the_same_bits(tmp_path):
     """A branch whose weights, moments or rows differ from those of the run that it leaves; a
     beginning read back wrongly.
@@ -311,6 +312,7 @@ def ended(words):
     return end.value.code or 0
 
 
+@pytest.mark.thorough
 @pytest.mark.pictures
 def test_the_command_writes_a_page_and_computes_nothing_twice(tmp_path, capsys):
     """A page without its picture, a second run that computes again, a result under another arm's
