@@ -21,7 +21,13 @@ from roundscope.emu.shown import shown
 from roundscope.emu.told import warn_outside
 
 NO_BACKWARD = ("sage-int8", "fa3-e4m3", "fa3-fp8", "fa3-fp8-scaled")  # which the kernels have not
-FORWARD_ONLY = ("fa4-fp8", "fa4-fp8-offset4", "fa4-fp8-threshold0", "cudnn-mxfp8")
+FORWARD_ONLY = (
+    "fa4-fp8",
+    "fa4-fp8-offset4",
+    "fa4-fp8-threshold0",
+    "cudnn-mxfp8",
+    "mxfp8-attention",
+)
 
 
 def use(
