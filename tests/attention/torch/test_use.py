@@ -360,8 +360,7 @@ def test_one_warning_numbers_all_layers_that_lose_range():
     model, x = nn.Sequential(*(Attention() for _ in range(3))), torch.randn(1, 1, 16, 128)
     plans = {"layers.1": "fa2-bf16", "*": "cudnn-fp8"}
     with use(model, plans) as found, pytest.warns(UserWarning, match="of DO") as told:
-        x.requires_grad_()
-        (sum(layer(x) for layer in model).sum() * 1e-4).backward()
+        (sum(layer(x.requires_grad_()) for layer in model).sum() * 1e-4).backward()
     (text,) = (str(w.message) for w in told if "of DO" in str(w.message))
     first = 2 if text.startswith("use: layer 2 (2): cudnn-fp8") else 0
     assert f"and 1 more layer ({2 - first})" in text
