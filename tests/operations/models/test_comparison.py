@@ -170,7 +170,7 @@ def test_parameters_that_one_side_alone_has_are_named():
     with pytest.raises(Incomparable, match="perhaps two architectures") as error:
         compared(Side(a, IDS % 128), Side(b, IDS % 128))
     told = re.search(
-        r"of the (\d+) parameters.*: (\d+) that A alone.*; (\d+) that B", str(error.value)
+        r"of the (\d+) parameters.*are (\d+) that A alone.*; (\d+) that B", str(error.value)
     )
     assert [*map(int, told.groups())] == [len(of_a & of_b), len(of_a - of_b), len(of_b - of_a)]
 
