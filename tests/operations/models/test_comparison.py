@@ -65,7 +65,7 @@ def test_a_difference_that_does_not_reach_the_end_is_told():
         for model in models:
             model.lm_head.weight.zero_()
     found = compared(*(Side(model, IDS) for model in models))
-    assert "equal, every bit, though results of linear differ" in found.sentence
+    assert "equal, every bit, though results of linear down_proj differ" in found.sentence
     assert np.isnan(found.groups[0].share) and not found.gap.any()
 
 
