@@ -38,7 +38,7 @@ delta = rowsum(P dP) / rowsum(P).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,12 +48,18 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from roundscope.attention.models.selection import Layer, chosen
 from roundscope.attention.torch.call import CHAIN, Call, Run
 from roundscope.attention.torch.calls import Interception, intercept
 from roundscope.attention.torch.discovery import attention_layers
+from roundscope.attention.torch.other_calls import implementation_of
 from roundscope.emu.told import warn_outside
 
 WIDEST = 256  # features of a head that fused kernels take
+REASONS = {  # why rows of dS need not sum to zero
+    "softcap": "the derivative of tanh stands between dS and the scores",
+    "sinks": "the sink takes part in their sum",
+}
 
 
 def extended_width(features: int, value_features: int) -> int:
@@ -74,6 +80,18 @@ def extended(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, ...]:
     return wide
 
 
+def check_sinks(layers: Mapping[Layer, nn.Module], why: str) -> None:
+    """Raise ValueError if a layer of the transformers library has sinks, before anything runs.
+
+    Args:
+        layers: Layers and their modules.
+        why: What the caller wants of them, for the message.
+    """
+    for layer, module in layers.items():
+        if implementation_of(module) and isinstance(getattr(module, "sinks", None), Tensor):
+            raise _refused(layer, "sinks", why)
+
+
 def check_row_sums(call: Call, why: str) -> None:
     """Raise ValueError for a call whose rows of dS have no known sum over the keys.
 
@@ -82,16 +100,9 @@ def check_row_sums(call: Call, why: str) -> None:
         why: What the caller wants of them, for the message.
     """
     where = f"layer {call.layer.number} ({call.layer.name})"
-    for name, reason in (
-        ("softcap", "the derivative of tanh stands between dS and the scores"),
-        ("sinks", "the sink takes part in their sum"),
-    ):
+    for name in REASONS:
         if getattr(call, name) is not None:
-            raise ValueError(
-                f"{where}: has {name}, so rows of dS need not sum to zero over the keys, since"
-                f" {reason}; it cannot be {why}: choose other layers, or capture(model, path) and"
-                " `roundscope trace` the file, which tells biased events"
-            )
+            raise _refused(call.layer, name, why)
     width = extended_width(call.q.shape[-1], call.v.shape[-1])
     is_fused = call.implementation != "eager" and call.q.is_cuda
     if is_fused and width > WIDEST:
@@ -99,6 +110,14 @@ def check_row_sums(call: Call, why: str) -> None:
             f"{where}: heads of {call.q.shape[-1]} features become {width} with a feature of ones,"
             f" and fused kernels take {WIDEST} at most; it cannot be {why}: choose other layers"
         )
+
+
+def _refused(layer: Layer, name: str, why: str) -> ValueError:
+    return ValueError(
+        f"layer {layer.number} ({layer.name}): has {name}, so rows of dS need not sum to zero over"
+        f" the keys, since {REASONS[name]}; it cannot be {why}: choose other layers, or"
+        " capture(model, path) and `roundscope trace` the file, which tells biased events"
+    )
 
 
 @contextmanager
@@ -158,8 +177,9 @@ def correct(
 
     Raises:
         TypeError: `model` is not an `nn.Module`.
-        ValueError: No such layers; or, in a forward, a call that cannot be corrected: sinks,
-            softcap, dropout, a mask that learns, heads that are too wide.
+        ValueError: No such layers; a layer of the transformers library with sinks; or, in a
+            forward, a call that cannot be corrected: sinks of another model, softcap, dropout, a
+            mask that learns, heads that are too wide.
 
     Example:
         >>> import torch
@@ -173,9 +193,11 @@ def correct(
         ...     bool((model(x) == out).all())
         True
     """
+    known = attention_layers(model, modules)
+    check_sinks({layer: known[layer] for layer in chosen(layers, list(known))}, "corrected")
     again = [
         layer
-        for layer, module in attention_layers(model, modules).items()
+        for layer, module in known.items()
         if (chain := module.__dict__.get(CHAIN)) is not None
         and any(handler is corrected for _, handler in chain.handlers)
     ]

@@ -1,6 +1,7 @@
 """`use`: a PyTorch model whose attention runs, forward and backward, on chosen plans."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from roundscope.attention.arguments import block_given
 from roundscope.attention.grammar.text import plan_of, text_of
-from roundscope.attention.models.selection import chosen
+from roundscope.attention.models.selection import Layer, chosen
 from roundscope.attention.plans.named import note_on_types
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.torch.call import Call, Handler
@@ -19,7 +20,14 @@ from roundscope.attention.torch.ranges import lost_range, narrow_events
 from roundscope.emu.shown import shown
 from roundscope.emu.told import warn_outside
 
-FORWARD_ONLY = ("sage-int8", "fa3-e4m3")  # plans of kernels without a backward
+NO_BACKWARD = ("sage-int8", "fa3-e4m3", "fa3-fp8", "fa3-fp8-scaled")  # which the kernels have not
+FORWARD_ONLY = (
+    "fa4-fp8",
+    "fa4-fp8-offset4",
+    "fa4-fp8-threshold0",
+    "cudnn-mxfp8",
+    "mxfp8-attention",
+)
 
 
 def use(
@@ -61,7 +69,7 @@ def use(
         attention back. Attention that is used twice is that of the last call. Its `ranges` say of
         each layer that ran which events lose numbers whose format has too small a range for them,
         as FP8 without scales, of one batch entry and key head at the first call; "" if none does.
-        The first that does is a warning.
+        A warning tells it of one layer, and which others of the same backward do too.
 
     Raises:
         TypeError: `model` or a plan has the wrong type.
@@ -124,22 +132,25 @@ def _handler(plan: Any, block_q: int, block_k: int, ranges: dict[int, str]) -> H
         out, how = _attended(call, text, block_q, block_k)
         if torch.compiler.is_compiling() or call.layer.number in ranges:
             return out
-        if out.requires_grad and parsed.name.partition(";")[0].strip() in FORWARD_ONLY:
+        base = parsed.name.partition(";")[0].strip()
+        if out.requires_grad and base in (*NO_BACKWARD, *FORWARD_ONLY):
+            why = "the kernel has no" if base in NO_BACKWARD else "the plan has no kernel's"
             warn_outside(
-                f"use: {parsed.name}: the kernel has no backward; the gradients are those of the"
-                " backward of fa2-bf16 on its operands, which no library computes"
+                f"use: {parsed.name}: {why} backward; the gradients are those of the backward of"
+                " fa2-bf16 on its operands, which no library computes"
             )
         ranges[call.layer.number] = ""
         if is_small:
 
             def look(do: Tensor | None) -> None:
                 found = ranges[call.layer.number] = lost_range(call, parsed, do, how)
-                if found and sum(map(bool, ranges.values())) == 1:
-                    warn_outside(
-                        f"use: layer {call.layer.number} ({call.layer.name}): {parsed.name}:"
-                        f" {found}; scale what is too small (the loss, for gradients), or take a"
-                        " plan with scales, such as fa3-fp8-scaled"
-                    )
+                if not found or sum(map(bool, ranges.values())) > 1:
+                    return
+                tell = partial(_warn_of_range, call.layer, parsed.name, ranges)
+                if do is None:
+                    tell()
+                else:  # once all layers of this backward are known
+                    torch.autograd.Variable._execution_engine.queue_callback(tell)
 
             if out.requires_grad:
                 out.register_hook(look)
@@ -148,6 +159,18 @@ def _handler(plan: Any, block_q: int, block_k: int, ranges: dict[int, str]) -> H
         return out
 
     return answer
+
+
+def _warn_of_range(layer: Layer, name: str, ranges: Mapping[int, str]) -> None:
+    """Warn of what the range of a plan loses in a layer, and in which others so far."""
+    others = [str(n) for n, found in sorted(ranges.items()) if found and n != layer.number]
+    more = f"{len(others)} more layer{'s' * (len(others) > 1)} ({', '.join(others)})"
+    warn_outside(
+        f"use: layer {layer.number} ({layer.name}): {name}: {ranges[layer.number]}"
+        + (f"; and {more}, by `ranges` of what use returned" if others else "")
+        + "; scale what is too small (the loss, for gradients), or take a plan with scales, such as"
+        " fa3-fp8-scaled"
+    )
 
 
 def _warn_of_types(call: Call, text: str) -> None:

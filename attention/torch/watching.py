@@ -35,6 +35,7 @@ from roundscope.attention.torch.calls import (
 )
 from roundscope.attention.torch.correction import (
     check_row_sums,
+    check_sinks,
     extended,
     extended_width,
     kernels_allowed,
@@ -79,8 +80,9 @@ def watch(
     Nothing else of the step changes: the model's outputs and gradients have the bits that they had.
     On other steps the model runs without anything of this, but for a counter.
 
-    * A step is a forward of `model` in training mode with gradients enabled. With gradient
-      accumulation say how many make a step: `forwards=4`; the first of them is looked at.
+    * A step is a forward of `model` in training mode with gradients enabled. A warning says so if
+      the first one with gradients is in eval mode. With gradient accumulation say how many make a
+      step: `forwards=4`; the first of them is looked at.
     * Call `numbers()` after each backward, before the next forward. It returns {} on other steps.
       Without it there is no look; a look that was dropped so is told once, as a warning.
     * A model compiled by torch.compile runs eagerly on watched steps, from the forward to
@@ -115,8 +117,9 @@ def watch(
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: A wrong value, or, at the first look, a layer whose rows of dS cannot be
-            measured: sinks, softcap, heads that are too wide.
+        ValueError: A wrong value; a layer of the transformers library with sinks; or, at the first
+            look, a layer whose rows of dS cannot be measured: sinks of another model, softcap,
+            heads that are too wide.
 
     Example:
         >>> import torch
@@ -148,6 +151,8 @@ def watch(
             f"model: {type(model).__name__} is itself the module that calls attention; watch the"
             " model that it is part of, or torch.nn.Sequential(model)"
         )
+    own = chosen(layers, list(known))
+    check_sinks({layer: known[layer] for layer in own}, "watched")
     if modules is None:
         tell_unseen(model, known.values(), stacklevel=2)
     if _watches.get(model):
@@ -159,7 +164,7 @@ def watch(
     return Watch(
         model,
         every=every,
-        layers=chosen(layers, list(known)),
+        layers=own,
         heads=heads_given(heads),
         watcher=watcher,
         forwards=forwards,
@@ -214,7 +219,7 @@ class Watch(Removable):
         self.note = ""
         self._model, self._every, self._heads, self._watcher = model, every, heads, watcher
         self._forwards, self._start, self._modules = forwards, start, modules
-        self._count, self._looks, self._is_told = 0, 0, False
+        self._count, self._looks, self._is_told, self._is_eval_told = 0, 0, False, False
         self._seen: dict[Layer, _Seen] = {}
         self._again: dict[Layer, int] = {}  # how often layers called that did so again
         self._interception: Interception | None = None
@@ -277,7 +282,15 @@ class Watch(Removable):
 
     def _begin(self) -> None:
         """Count a forward that begins, and look at it if its turn has come."""
-        if not (self._model.training and torch.is_grad_enabled()):
+        if not torch.is_grad_enabled():
+            return
+        if not self._model.training:
+            if not (self._count or self._is_eval_told):
+                self._is_eval_told = True
+                warn_outside(
+                    "watch: the model is in eval mode, so this forward counts as no step and is not"
+                    " looked at; call model.train() before the training"
+                )
             return
         if self._interception is not None:
             self._drop()

@@ -12,7 +12,7 @@ or one with padding, has the results of the other one as a part (`ports`).
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from roundscope.operations.models.comparing.ports import Name, Port, Slot, Unconnected, connected
@@ -98,7 +98,11 @@ def align(a: Tape, b: Tape) -> Alignment:
                 for k in range(len(values_a[0]))
             ]
         except Unconnected as error:
-            reason = reason or f"{where}: {error}"
+            if not reason:
+                made_anew = tokens is not None and (
+                    _made_anew(a, values_a, tokens[0]) or _made_anew(b, values_b, tokens[1])
+                )
+                reason = f"{where}: {error}{made_anew or ''}"
             if number == len(pairs) - 2:
                 raise Incomparable(reason) from None
             one, two = pairs[number : number + 2]
@@ -115,6 +119,21 @@ def align(a: Tape, b: Tape) -> Alignment:
                 found.loose[name] |= {v for v in values[name] if v not in own}
         number, reason = number + 1, ""
     return found
+
+
+def _made_anew(tape: Tape, values: Sequence[Sequence[int]], tokens: Tokens) -> str:
+    """Return what to do where each forward pass makes a result for all tokens so far, else ""."""
+    ends = [*accumulate(tokens.lengths)]
+    if len(values) < 2 or len(values) != len(ends):
+        return ""
+    for one in zip(*values, strict=False):
+        if ends in map(list, zip(*(tape.values[v].shape for v in one), strict=False)):
+            return (
+                "; each forward pass makes it anew for all tokens so far, as models with ALiBi do,"
+                " so it is no part of the other run's; let both sides read the tokens in the same"
+                f" passes (of PyTorch's models, run=decoded(prompt={ends[0]}) on both)"
+            )
+    return ""
 
 
 def _merged(

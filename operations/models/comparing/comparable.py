@@ -49,9 +49,17 @@ def check_comparable(a: Tape, b: Tape) -> list[str]:
         largest, name = max((_apart(a, b, name), name) for name in other)
         name = name.removeprefix(PARAMETER)
         which = f"such as {name}" if largest < 0 else f"{name} most, by up to {largest:.3g}"
+        alone = [[n for n in own if n not in common] for own in weights]
+        told = "; ".join(
+            f"{len(own)} that {side} alone has, such as {own[0].removeprefix(PARAMETER)}"
+            for side, own in zip("AB", alone, strict=True)
+            if own
+        )
+        of = f"the {len(common)} parameters that both have" if told else f"{len(common)} parameters"
         raise Incomparable(
-            f"weights: the runs are of other ones: {len(other)} of {len(weights[0])} parameters"
-            f" differ, {which}; give both the same"
+            f"weights: the runs are of other ones: {len(other)} of {of} differ, {which}"
+            + (f"; and there are {told}: perhaps two architectures" if told else "")
+            + "; give both the same"
         )
     common_tokens(a, b)
     if cast:

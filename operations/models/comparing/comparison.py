@@ -42,7 +42,7 @@ class Group(NamedTuple):
         a: What computes it in the first run.
         b: What computes it in the second run.
         rows: The numbers of its rows.
-        share: Its part of the gap.
+        share: Its part of the gap; NaN, as the next two, if the gap is 0 or not finite.
         alone: The gap that it makes alone, as a part of the whole one.
         without: What is missing from the gap where all others are put in.
         noise: How far `alone` moves if last bits of its results are rolled again.
@@ -158,7 +158,10 @@ class Comparison:
             )
         if not self.gap.any():
             names = ", ".join(group.name for group in self.groups)
-            return f"The {what} are equal, every bit; {names} differ."
+            return (
+                f"The {what} are equal, every bit, though results of {names} differ: later"
+                " operations round the difference away or do not use it."
+            )
         if isnan(self.groups[0].share):
             names = ", ".join(str(group) for group in self.groups)
             if lost := int((~np.isfinite(self.gap)).sum()):

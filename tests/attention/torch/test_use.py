@@ -1,5 +1,8 @@
 """`roundscope.torch.use`: models of PyTorch and of the transformers library on chosen plans."""
 
+import inspect
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from roundscope import Plan, attend
+from roundscope.attention.plans.presets import PRESETS
+from roundscope.attention.plans.twins import TWINS
+from roundscope.attention.torch.replacement import FORWARD_ONLY, NO_BACKWARD
 from roundscope.torch import attention, intercept, use
 from tests.attention.torch.models import batch, gpt, pretrained
 from tests.some import some
@@ -350,10 +356,37 @@ def test_numbers_that_a_format_has_no_range_for_are_told():
         model(1e4 * x.detach())
 
 
-def test_gradients_of_a_kernel_without_a_backward_are_told():
-    model, x = nn.Sequential(Attention()), torch.randn(1, 1, 4, 16).half().requires_grad_()
-    with use(model, "sage-int8"), pytest.warns(UserWarning, match="the kernel has no backward"):
+def test_one_warning_numbers_all_layers_that_lose_range():
+    model, x = nn.Sequential(*(Attention() for _ in range(3))), torch.randn(1, 1, 16, 128)
+    plans = {"layers.1": "fa2-bf16", "*": "cudnn-fp8"}
+    with use(model, plans) as found, pytest.warns(UserWarning, match="of DO") as told:
+        (sum(layer(x.requires_grad_()) for layer in model).sum() * 1e-4).backward()
+    (text,) = (str(w.message) for w in told if "of DO" in str(w.message))
+    first = 2 if text.startswith("use: layer 2 (2): cudnn-fp8") else 0
+    assert f"and 1 more layer ({2 - first})" in text
+    assert found.ranges[0] and not found.ranges[1]
+
+
+@pytest.mark.parametrize(("plan", "text"), [
+    ("sage-int8", "the kernel has no backward"),
+    ("fa3-fp8", "the kernel has no backward"),
+    ("fa3-fp8-scaled; O=bf16", "the kernel has no backward"),
+    ("cudnn-mxfp8", "the plan has no kernel's backward"),
+])  # fmt: skip
+def test_gradients_that_no_kernel_computes_are_told(plan, text):
+    model, x = nn.Sequential(Attention()), torch.randn(1, 1, 4, 32).half().requires_grad_()
+    with use(model, plan), pytest.warns(UserWarning, match=text):
         model(x)
+
+
+def test_every_preset_with_the_backward_of_another_plan_is_told():
+    """Their texts say whose backward it is."""
+    made = PRESETS | {name: own.make for name, own in TWINS.items()}
+    texts = {
+        name: " ".join((inspect.getdoc(function) or "").split()) for name, function in made.items()
+    }
+    borrowed = {name for name, text in texts.items() if re.search(r"that of\s+fa2-bf16", text)}
+    assert len(borrowed) > 4 and borrowed <= {*NO_BACKWARD, *FORWARD_ONLY}
 
 
 def test_wrong_plans_and_layers_are_named():

@@ -27,6 +27,7 @@ from tests.attention.torch.biased import (
     tokens,
     with_biased_kernel,
 )
+from tests.operations.models.small import tiny
 from tests.some import some
 
 
@@ -463,6 +464,35 @@ def test_calls_whose_row_sums_are_not_0_are_refused(field, value):
         w._handler = lambda call: kept(replace(call, **{field: value}))
         with pytest.raises(ValueError, match=rf"layer 0 \(blocks.0.attention\): has {field}"):
             loss_of(model, tokens())
+
+
+def test_a_model_in_eval_mode_is_told_once():
+    """Only before the first step: a validation with gradients between steps is no mistake."""
+    model = Gpt(layers=1).eval()
+    with watch(model, every=1) as w, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with torch.no_grad():
+            loss_of(model, tokens())
+        assert not told
+        for _ in range(2):
+            loss_of(model, tokens()).backward()
+        (one,) = told
+        assert "eval mode" in str(one.message) and "model.train()" in str(one.message)
+        assert one.filename.endswith("biased.py") and w.numbers() == {}
+        loss_of(model.train(), tokens()).backward()
+        assert w.numbers()
+    model.eval()
+    with watch(model, every=1) as w, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss_of(model.train(), tokens())
+        loss_of(model.eval(), tokens())
+
+
+@pytest.mark.parametrize("function", [watch, correct])
+def test_sinks_of_transformers_are_refused_at_once(function):
+    model = tiny("gpt_oss")
+    with pytest.raises(ValueError, match=r"layer 1 \(model\.layers\.1\.self_attn\): has sinks"):
+        function(model, layers=1)
 
 
 @pytest.mark.parametrize(("options", "error", "message"), [

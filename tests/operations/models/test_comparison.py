@@ -59,6 +59,16 @@ def test_one_culprit_is_named_alone(operation):
     assert found.kl == pytest.approx(float(kl), rel=0.2)  # of one token fewer
 
 
+def test_a_difference_that_does_not_reach_the_end_is_told():
+    models = small.llama(), small.with_split_k(small.llama())
+    with torch.no_grad():
+        for model in models:
+            model.lm_head.weight.zero_()
+    found = compared(*(Side(model, IDS) for model in models))
+    assert "equal, every bit, though results of linear down_proj differ" in found.sentence
+    assert np.isnan(found.groups[0].share) and not found.gap.any()
+
+
 def test_shares_of_two_culprits_are_those_of_the_models():
     """Shapley's values, from four models with one change, both or none."""
 
@@ -151,6 +161,18 @@ def test_other_weights_are_refused():
     text = r"2 of \d+ parameters differ, model\.norm\.weight most, by up to 2"
     with pytest.raises(Incomparable, match=text):
         compared(Side(small.llama(), IDS), Side(other, IDS))
+
+
+def test_parameters_that_one_side_alone_has_are_named():
+    """Two families whose blocks differ in part."""
+    a, b = (small.tiny(kind) for kind in ("qwen3", "qwen3_moe"))
+    of_a, of_b = ({name for name, _ in model.named_parameters()} for model in (a, b))
+    with pytest.raises(Incomparable, match="perhaps two architectures") as error:
+        compared(Side(a, IDS % 128), Side(b, IDS % 128))
+    told = re.search(
+        r"of the (\d+) parameters.*are (\d+) that A alone.*; (\d+) that B", str(error.value)
+    )
+    assert [*map(int, told.groups())] == [len(of_a & of_b), len(of_a - of_b), len(of_b - of_a)]
 
 
 def in_type(dtype: torch.dtype, times: float = 1.0) -> Side:

@@ -169,3 +169,15 @@ def test_missing_layers_are_named():
         compare((small.llama(layers=1), ids), (small.llama(layers=2), ids))
     with pytest.raises(Incomparable, match=r"B has no model\.layers\.1, model\.layers\.2;"):
         compare((small.llama(layers=3), ids), (small.llama(layers=1), ids))
+
+
+def test_tables_for_all_tokens_so_far_are_told():
+    """BLOOM's ALiBi, of one pass against decoding; decoding on both sides is compared."""
+    from transformers import BloomConfig, BloomForCausalLM
+
+    model = BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4)).eval()
+    ids = small.tokens(1, 6) % 64
+    server = Side(model, ids, run=decoded(prompt=4))
+    with pytest.raises(Incomparable, match=r"ALiBi.*run=decoded\(prompt=4\) on both"):
+        compare((model, ids), server)
+    assert compare(server, server).equal
