@@ -490,7 +490,7 @@ def test_a_model_in_eval_mode_is_told_once():
 
 @pytest.mark.parametrize("function", [watch, correct])
 def test_sinks_of_transformers_are_refused_at_once(function):
-    model = tiny("gpt_oss")
+    model = tiny("gpt_oss", "eager")
     with pytest.raises(ValueError, match=r"layer 1 \(model\.layers\.1\.self_attn\): has sinks"):
         function(model, layers=1)
 
