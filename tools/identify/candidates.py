@@ -397,18 +397,36 @@ def forward_changes(best: Candidate) -> Iterator[Candidate]:
     yield from _unlocked(best, fields, FORWARD)
 
 
-def large_changes(best: Candidate) -> Iterator[Iterator[Candidate]]:
+def large_changes(best: Candidate, keys: int) -> Iterator[Iterator[Candidate]]:
     """Yield the changes that move most numbers of an output of few bits, likely ones first.
 
     They are those of narrow casts, and the choices of which numbers are cast. All others move the
     last bits of FP32, so that a plan without one of them still has most numbers of such an output.
     """
+    yield _narrow_sums(best, keys)
     yield _modes(best, FORWARD)
     yield _e4m3(best)
     yield _formats(best, FORWARD, NARROW)
     yield (c for name in MOVES_FORWARD if name not in SMALL for c in _fields(best, name))
     fields = (c for name in MOVES_FORWARD for c in _fields(best, name))
     yield _unlocked(best, list(fields), FORWARD, NARROW)
+
+
+def _narrow_sums(best: Candidate, keys: int) -> Iterator[Candidate]:
+    """Yield the candidate with E and its row sum in the format of the output, on whole rows too.
+
+    A kernel by hand casts E to the type of its operands and adds that; neither change helps alone.
+    """
+    r = best.plan[Site.OUT]
+    is_narrow = r.format in (BF16.format, FP16.format)
+    if not is_narrow or best.plan.normalise_first or absent(best.plan, Site.EXP) is not None:
+        return
+    for size in dict.fromkeys((best.block_k, keys)):
+        for name in ("ascending", "halves"):
+            total = replace(ROW_SUMS[name], step=r)
+            plan = best.plan.rounded({Site.EXP: r}).adding(Site.ROWSUM, total)
+            sized = replace(best, block_k=size, block_q=rows_of(plan, size, best.block_q))
+            yield _changed(sized, f"EXP={r} ROWSUM.sum: {name} {r}", _readable(plan))
 
 
 def _sums(best: Candidate) -> Iterator[Candidate]:

@@ -8,6 +8,7 @@ import pytest
 
 from roundscope.attention import Plan, examine
 from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.tools.identify.candidates import Candidate, emulated, large_changes, options_of
 from roundscope.tools.identify.identify import Kind, identify
 from roundscope.tools.identify.low_bits import of_low_bits
 
@@ -104,3 +105,24 @@ def test_an_output_of_few_bits_is_named(cast):
     out = returned(f"OUT={cast}", plan="baseline-bf16")
     found = identify(call(), Outputs(out=out), lambda words: None, budget=0)
     assert found.kind is Kind.SAME and f"OUT={cast}" in found.verdict
+
+
+def test_a_sum_in_the_type_of_the_operands_is_tried():
+    """E cast to BF16 and added in BF16, key by key: neither change alone is nearer."""
+    x = call()
+    t = x.q.shape[1]
+    s = np.float32(x.scale) * (x.q[0, :, 0] @ x.k[0, :, 0].T)
+    s = np.where(np.tri(t, dtype=bool), s, -np.inf).astype(np.float32)
+    p = np.exp(s - s.max(1, keepdims=True)).astype(ml_dtypes.bfloat16)
+    l = np.zeros(t, ml_dtypes.bfloat16)
+    for j in range(t):
+        l = l + p[:, j]
+    exact = p.astype(np.float64) @ x.v[0, :, 0] / l.astype(np.float64)[:, None]
+    out = exact.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float32)
+    plan = Plan.preset("fp32").changed("OUT=bf16")
+    tried = list(next(large_changes(Candidate(plan=plan, block_k=64), t)))
+    plain, *got = (
+        (emulated(c, x.q, x.k, x.v, **options_of(x)).out[0, :, 0] == out).mean()
+        for c in (Candidate(plan=plan, block_k=t), *tried)
+    )
+    assert plain < 0.5 and max(got) > 0.99
