@@ -64,12 +64,18 @@ MEANT = {
 
 
 def unknown(
-    what: str, name: str, known: Iterable[object], repair: str = "", also: Iterable[object] = ()
+    what: str,
+    name: str,
+    known: Iterable[object],
+    repair: str = "",
+    also: Iterable[object] = (),
+    elsewhere: str = "",
 ) -> str:
     """Return one line for an unknown name, with the known names and those that may be meant.
 
     These are the names that a word of another library stands for (`MEANT`), or those that the word
     is a part of, or the nearest one. also: names that may be meant but are not listed.
+    elsewhere: what says the known names, in place of a long list where a name may be meant.
 
     Example:
         >>> unknown("engine", "xxl", ("numpy", "xla"))
@@ -80,6 +86,8 @@ def unknown(
     names, like = [str(k) for k in known], cut(name) if isinstance(name, str) else ""
     meant = [f"'{n}'" for n in _meant(like.lower(), [*names, *map(str, also)])]
     last = " or ".join(filter(None, (", ".join(meant[:-1]), *meant[-1:])))
+    if meant and elsewhere:
+        return f"unknown {what} {shown(name)}; did you mean {last}? {elsewhere}"
     hint = f"; did you mean {last}?" if meant else "."
     gap = " " if repair and repair[0] != ";" else ""
     return f"unknown {what} {shown(name)}{hint} Known: {' '.join(names)}{gap}{repair}"

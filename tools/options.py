@@ -12,12 +12,19 @@ from typing import Annotated, Any, TypeGuard
 
 import typer
 
+from roundscope.tools.errors import bad
+
+PAGES = (".html", ".htm", ".json")  # of what a command writes into its folder
+
 
 def to_folder(ctx: Any, param: Any, out: Path | None) -> Path | None:
     """Return the folder of an option once it is known that it can be written; a callback."""
     from roundscope.tools.results.folder import can_write_folder
 
     if _is_said(out, ctx, param):
+        if out.suffix in PAGES and not out.is_dir():
+            repair = f"is a folder, with report.html in it; give a name such as {out.stem}"
+            raise bad(named(param), str(out), repair)
         can_write_folder(named(param), out)
     return out
 

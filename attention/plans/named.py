@@ -58,7 +58,8 @@ def preset(name: str) -> Plan:
         return replace(made, name=name)
     if name not in TWINS:
         repair = "or all:<format>; roundscope plans says what each is"
-        raise ValueError(unknown("preset", name, (*PRESETS, *TWINS), repair))
+        listing = "roundscope plans lists all, and says what each is"
+        raise ValueError(unknown("preset", name, (*PRESETS, *TWINS), repair, elsewhere=listing))
     return TWINS[name].plan
 
 

@@ -76,8 +76,8 @@ def assert_as_good_as(
     is as likely better than the plan by some amount as worse by it, the probability of an alarm
     from the means over heads is at most `false_alarm` for the whole call. A single head fails the
     assertion as well if its rms error is twice the plan's or its worst row is eight times the worst
-    of the plan in any head (`Margins`); docs/howto/check.md has how often that happened to good
-    kernels.
+    of the plan in any head (`Margins`); docs/findings/kernels-check.md has how often that happened
+    to good kernels.
 
     Args:
         kernel: A function (q, k, v, *, scale, is_causal), or its name; see `kernel_of`.

@@ -27,6 +27,7 @@ FAR_BELOW = -20000.0  # below the finite numbers that kernels put in place of ma
 NAN, INFINITY = "NaN in a query", "infinity in a value"
 MASK, BLIND_ROWS = "a mask", "rows that see no key"
 MASKED = (MASK, BLIND_ROWS)  # edges that need a kernel that takes a mask
+RULED = (NAN, INFINITY, BLIND_ROWS)  # edges where a plan's roundings explain no failure
 SPECIAL = (NAN, INFINITY, *MASKED)  # edges with rules of their own
 LARGE, SMALL = 2.0**100, 2.0**-100  # of V in types with eight exponent bits
 HALF_LARGE, HALF_SMALL = 2.0**8, 2.0**-8  # of V in FP16

@@ -158,7 +158,7 @@ def test_every_question_has_a_readable_name(project):
     ("words", "expected"),
     [
         ((), "roundscope.testing.attention tests the kernel that --kernel names"),
-        (("--kernel", "kernels:exacts"), "module 'kernels' has no attribute 'exacts'"),
+        (("--kernel", "kernels:exacts"), "unknown function 'exacts'; did you mean 'exact'"),
         (("--kernel", "kernels:exact", "--claims", "fa2-bf17"), "did you mean 'fa2-bf16'"),
     ],
 )

@@ -51,6 +51,14 @@ class CheckedCalls(CallOptions):
         bool | None,
         typer.Option("--causal/--full", help="Causal calls alone, or full ones; by default both."),
     ] = None
+    window: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEYS|none",
+            help="Of a file only: number of nearest keys that a query sees; by default the file's,"
+            " else all.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -284,8 +284,8 @@ def next_step(found: Findings) -> tuple[str, str]:
         )
     if {*tests} <= {"invariance", "edges"}:
         return (
-            "Next: call the kernel as the first failed case does, which says its inputs. After the"
-            " repair, check again",
+            f"Next: call the kernel as the first failed case does ({found.failed[0].name}). After"
+            " the repair, check again",
             command_of(asked, tuple(tests)),
         )
     is_own = ":" in asked.source and plain_name(asked.source) == asked.source
@@ -307,7 +307,8 @@ def _next_explained(found: Findings, search: Identified) -> tuple[str, str]:
     """Return what to do next about a kernel whose numbers the search has explained."""
     asked, again = found.asked, command_of(found.asked)
     out = search.whole.counts["out"]
-    if search.kind is Kind.MEANING or (out.gathered and out.gathered.factor):
+    is_claimed = search.has_arithmetic_of(asked.reference().plan)
+    if search.kind is Kind.MEANING or is_claimed or (out.gathered and out.gathered.factor):
         return (
             f"Next: look there in the code: {search.cause}. After the repair, check again",
             again,

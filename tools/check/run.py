@@ -27,7 +27,7 @@ from roundscope.attention.testing.invariance import check_invariance
 from roundscope.attention.testing.reference import Reference
 from roundscope.emu.testing.foreign import ForeignError, check_timeout, is_refusal, raised
 from roundscope.tools.check.findings import BITS, MARGINS, Findings, of_comparison, of_search
-from roundscope.tools.check.options import CheckOptions, checked
+from roundscope.tools.check.options import CheckOptions, call_of, checked
 from roundscope.tools.check.report import report, request
 from roundscope.tools.errors import bad, why
 from roundscope.tools.identify.adapters import ADAPTERS, OF_FILES, kernel, plain_name
@@ -85,7 +85,11 @@ def check(asked: CheckOptions, tell: Tell) -> Findings:
         found = _of_file(path, asked, tell)
     elif is_kernel(asked.source):
         if replace(asked.overrides, is_causal=None) != AS_THE_FILE:
-            repair = "is no file, whose calls alone --alignment, --scale, --window and so on change"
+            said = [word for word in call_of(asked) if word not in ("--causal", "--full")]
+            repair = (
+                f"is called with its own inputs, and {' '.join(said)} is for a file; save its q, k,"
+                " v and out in one (docs/howto/save-tensors.md), and check that with this option"
+            )
             raise bad("KERNEL", asked.source, repair)
         found = _of_kernel(asked, tell)
     else:

@@ -117,6 +117,9 @@ def usage_line(error: Exception, args: Sequence[str]) -> str | None:
     if "extra argument" in text:
         path = getattr(getattr(error, "ctx", None), "command_path", "roundscope")
         text = f"{text.rstrip('.')}; {path} --help says what it takes"
+    if text.startswith("Missing argument") and (said := getattr(param, "help", None)):
+        what = re.split(r"[:;.(]", said)[0].strip()
+        return f"{text.rstrip('.')}: {what[:1].lower()}{what[1:]}"
     wrong, options = "", getattr(param, "opts", ())  # the last value that was given
     for word, value in zip(args, [*args[1:], ""], strict=True):
         name, sign, joined = word.partition("=")

@@ -125,8 +125,16 @@ class Identified:
         return self.forward.tried + (self.backward.tried if self.backward else 0)
 
     def is_plan(self, plan: Plan) -> bool:
-        """Return whether every number of the output is that of a plan, whatever its name."""
-        return self.kind is Kind.SAME and not differences(plan, replace(self.best.plan, name=""))
+        """Return whether the arithmetic that was found is that of a plan, whatever its name.
+
+        Numbers that differ all over the output may (`Kind.NEAR`); those gathered in a part may not.
+        """
+        is_found = self.kind in (Kind.SAME, Kind.NEAR) and not self.whole.counts["out"].gathered
+        return is_found and self.has_arithmetic_of(plan)
+
+    def has_arithmetic_of(self, plan: Plan) -> bool:
+        """Return whether the nearest plan is this one, whatever its name."""
+        return not differences(plan, replace(self.best.plan, name=""))
 
     @property
     def cause(self) -> str:

@@ -346,8 +346,10 @@ def _listed(names: list[str]) -> str:
 def _layout(given: str | None, file: TensorFile) -> str:
     layout = given if given is not None else file.metadata.get("layout")
     if layout is None:
-        repair = "the file's metadata (of npz: an entry 'layout') has none; give --layout BNTH"
-        raise bad("layout", None, f"{repair} (batch, heads, tokens, features) or --layout BTNH")
+        raise UsageError(
+            "give --layout BNTH (batch, heads, tokens, features) or --layout BTNH (batch, tokens,"
+            " heads, features): the file's metadata (of npz: an entry 'layout') has none"
+        )
     if layout.upper() not in LAYOUTS:
         raise bad("layout", layout, "use BNTH (heads, tokens) or BTNH (tokens, heads)")
     return layout.upper()

@@ -31,6 +31,7 @@ from roundscope.emu.testing.foreign import ForeignError, call_foreign, ends, lim
 
 Kernel = Callable[[Inputs], Outputs]
 
+LISTED = 12  # functions of a module that a message names
 LIBRARIES = ("numpy", "jax", "torch")
 LAYOUTS = ("BTNH", "BNTH")
 TYPES = ("bfloat16", "float16", "float32")
@@ -313,9 +314,15 @@ def function_named(name: str, argument: str = "kernel") -> Any:
     name = shown(name)[1:-1]
     sys.path.insert(0, ".")
     try:
-        found: Any = importlib.import_module(module)
+        home: Any = importlib.import_module(module)
+        found = home
         for part in function.split("."):
+            if found is home and part and not hasattr(home, part) and (own := _functions(home)):
+                more = "..." if len(own) > LISTED else ""
+                raise Problem(argument, name, unknown("function", part, own[:LISTED], more, own))
             found = getattr(found, part)
+    except Problem:
+        raise
     except (ImportError, AttributeError, ValueError) as error:
         raise Problem(
             argument, name, f"{error}; name a module and a function of it, as module:function"
@@ -328,6 +335,15 @@ def function_named(name: str, argument: str = "kernel") -> Any:
     finally:
         sys.path.pop(0)
     return found
+
+
+def _functions(module: Any) -> list[str]:
+    """Return the names of a module's own public functions."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and name[0] != "_"
+    ]
 
 
 def _names(function: Callable[..., Any], what: str) -> dict[str, str]:

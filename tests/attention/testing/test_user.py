@@ -149,7 +149,7 @@ def test_a_partial_function():
     ("kernel", "options", "message"),
     [
         ("no_such_module:f", {}, "kernel=no_such_module:f: No module named 'no_such_module'; name"),
-        (f"{__name__}:nothing", {}, f"kernel={__name__}:nothing: module '{__name__}' has no"),
+        (f"{__name__}:nothing", {}, f"kernel={__name__}:nothing: unknown function 'nothing'"),
         ("math", {}, "kernel=math: module 'math' has no attribute ''; name a module and"),
         (":f", {}, "kernel=:f: "),
         (lambda q, k, v: q, {}, "kernel=<lambda>: takes no scale or is_causal; add the keyword"),

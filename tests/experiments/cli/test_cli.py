@@ -165,6 +165,8 @@ def test_drawings_fit_100_columns(capsys, value, name, mode):
     [
         (("explode",), "No such command"),
         (("explain", "--to", "bf16"), "Missing argument"),
+        (("compare", "a", "b", "--out", "demo.html"), "'demo.html': is a folder, with report.html"),
+        (("compare", "a.safetensors"), "Missing argument 'B': the second run, on the same tokens"),
         (("explain", "1"), "--to"),
         (("explain", "1", "--to", "bf61"), "did you mean 'bf16'"),
         (("explain", "1", "--to", "bf16", "--mode", "toward-zer"), "did you mean 'toward-zero'"),

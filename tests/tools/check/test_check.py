@@ -166,6 +166,8 @@ def test_a_file_of_few_heads_says_that_means_tell_nothing(roundscope, tmp_path):
         ((f"{HERE}:good", "--block-q", "0"), "--block-q 0: give 1 or more"),
         ((f"{HERE}:good", "--seed", "-1"), "--seed -1: give 0 or more"),
         ((f"{HERE}:good", "--junit", "."), "is a folder"),
+        ((f"{HERE}:shrt",), "unknown function 'shrt'; did you mean 'short'? Known: short masked"),
+        ((f"{HERE}:good", "--window", "24"), "--window 24 is for a file; save its q, k, v and out"),
         ((f"{HERE}:not_a_function",), "must be a function"),
         ((f"{HERE}:without_gpu",), "needs a GPU, and none is found here"),
         ((f"{HERE}:good", "--false-alarm", "2"), "give a probability"),
@@ -334,6 +336,32 @@ def test_what_no_plan_explains_is_counted_and_sent_to_masks_only_where_it_is_far
         assert f"{tried} explains its numbers" in said.sentence
         why, _ = report.next_step(said)
         assert tried in why and ("masks" in why) is is_far
+
+
+def test_what_no_rounding_breaks_is_not_blamed_on_the_rounding():
+    """The claimed plan as the cause of a hidden NaN, and the same command as the way out."""
+    x = draw("gaussian", batch=1, heads=1, tokens=16, features=16)
+    out = np.array(examine(x.q, x.k, x.v, plan="fa2-bf16", record=None, **x.options).out)
+    search = identify(x, Outputs(out=out), lambda text: None, 0)
+    nearest = replace(search.best, plan=Plan.preset("fa2-bf16"))
+    search = replace(search, kind=Kind.NEAR, base="fa2-bf16", words=[], best=nearest)
+    asked = CheckOptions(source="k:f", claims="fa2-bf16")
+    failed = [
+        Case(test="edges", name=name, answer=Answer.FAIL, sentence="It is not NaN.")
+        for name in ("NaN in a query", "NaN in a query, full")
+    ]
+    found = Findings(name="f", about="", asked=asked, cases=failed, search=search)
+    said = "f is not as good as fa2-bf16: it fails at edges. NaN in a query: It is not NaN."
+    assert found.sentence == said
+    why, command = report.next_step(found)
+    assert "NaN in a query" in why and command.endswith("--only edges")
+    # another arithmetic is no cause of it either, and the claimed one never the way out
+    other = replace(search, words=["P=fp16"], best=replace(nearest, plan=Plan.preset("fp32")))
+    assert replace(found, search=other).sentence == said
+    less = Case(test="envelope", name="a", answer=Answer.FAIL, sentence="Wrong.")
+    for near in (search, other):
+        _, command = report.next_step(replace(found, search=near, cases=[less]))
+        assert command != "roundscope check k:f --claims fa2-bf16", near.words
 
 
 def test_a_headline_names_the_notes():

@@ -96,7 +96,7 @@ def test_json_is_the_document(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("users_casts:none", "--format", "bf16"), "no attribute 'none'"),
+        (("users_casts:none", "--format", "bf16"), "unknown function 'none'"),
         (("users_nothing:none", "--format", "bf16"), "No module named"),
         (("users_casts:good", "--format", "bf61"), "did you mean 'bf16'"),
         (("users_casts:good", "--format", "bf16", "--library", "cupy"), "--library 'cupy'"),

@@ -118,7 +118,7 @@ def test_wrong_tensors(write, arrays, message):
 
 def test_wrong_layout(write):
     path = write(tensors())
-    with pytest.raises(UsageError, match=r"layout None.*BNTH.*BTNH"):
+    with pytest.raises(UsageError, match=r"^give --layout BNTH .*BTNH .*: the file's metadata"):
         read_layers(path)
     with pytest.raises(UsageError, match=r"layout 'NHWC'.*BNTH.*BTNH"):
         read_layers(path, layout="NHWC")

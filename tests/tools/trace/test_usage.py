@@ -30,6 +30,7 @@ def test_grammar_of_set():
 
 BAD = [
     (("--plan", "qui-yao"), "--plan 'qui-yao': unknown preset 'qui-yao'; did you mean 'qiu-yao'"),
+    (("--plan", "fa22"), "did you mean 'fa2'? roundscope plans lists all, and says what each is\n"),
     (
         ("--against", "fa2-bf"),
         "--against 'fa2-bf': unknown preset 'fa2-bf'; did you mean 'fa2-bf16'",

@@ -273,7 +273,6 @@ def _layer(name: str, path: Path, layer: str | None) -> Layer:
         words = {  # of the error -> what holds for a sweep
             "give --layout BNTH": f"{save} layout=BNTH",
             "or --layout BTNH": "or layout=BTNH",
-            "layout None: the file's metadata has none": "the file names no layout",
             REPAIR: f"{REPAIR} for a sweep compares numbers",
         }
         text = str(error)
