@@ -24,7 +24,7 @@ import numpy as np
 
 from roundscope.emu.blocks.names import BLOCKS, ScaleRule, is_of_blocks
 from roundscope.emu.errors import tidy_errors, unknown
-from roundscope.emu.formats.format import Format, format_named
+from roundscope.emu.formats.format import NAMED, Format, format_named
 from roundscope.emu.numbers import check_count, check_real, check_truth
 from roundscope.emu.roundings.modes import (
     Overflow,
@@ -212,7 +212,7 @@ def _shaped(name: str) -> BlockFormat:
             " a scale of the whole array, as e2m1fn[16x16]*e4m3fn*fp32"
         )
     element, rows, size, scale, tensor = parts.groups(default="")
-    f = INTEGERS[element] if element in INTEGERS else format_named(element)
+    f = _element(element)
     scales = format_named(scale or "fp32")
     rule = ScaleRule.FLOOR if scales == E8M0 else ScaleRule.NEAREST
     return BlockFormat(
@@ -223,6 +223,19 @@ def _shaped(name: str) -> BlockFormat:
         rule=rule,
         tensor=bool(tensor),
     )
+
+
+def _element(name: str) -> Format:
+    """Return the format of elements; the error for an unknown one lists the integers too."""
+    if name in INTEGERS:
+        return INTEGERS[name]
+    try:
+        return format_named(name)
+    except ValueError as error:
+        if name in BLOCKS or not str(error).startswith("unknown format"):
+            raise
+        known = [*INTEGERS, *NAMED]
+        raise ValueError(unknown("format", name, known, "or any e<x>m<y>, such as e5m10")) from None
 
 
 BLOCK_NAMED: dict[str, BlockFormat] = {name: _shaped(words) for name, words in BLOCKS.items()}

@@ -4,6 +4,8 @@ Its report has a row for each question, the worst results in bits, and the known
 would explain them.
 """
 
+import math
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,6 +21,7 @@ from roundscope.emu.roundings.modes import Rounding, RoundingMode
 from roundscope.emu.testing.casts import examine_cast
 from roundscope.emu.testing.casts.hadamard import hadamard as transform
 from roundscope.emu.testing.casts.records import (
+    NARROW,
     Agreement,
     CastReport,
     Example,
@@ -59,6 +62,7 @@ READ = (
 )
 OF_SCALES = ("scales", "smallest blocks", "tensor scale")  # rows whose results are scales
 MOODS: dict[Status, Mood] = {Status.PASS: "good", Status.FAIL: "bad", Status.SKIPPED: "note"}
+NARROW_TOO = "Next, if the function means to divide in float32, ask for just that"
 FEW = 5  # how many known behaviors and exceptions the terminal shows
 RECORD = "check-cast.json"
 
@@ -225,8 +229,7 @@ def _opening(asked: CheckCastOptions, found: CastReport) -> Opening:
         return Opening(
             f"{asked.function} rounds as {asked.format} does, in every question asked.",
             number,
-            f"roundscope check-cast {asked.function} --format {asked.format}{_more(asked)} --junit"
-            " cast.xml",
+            f"{_command(asked)} --junit cast.xml",
             why="Next: keep it so, in CI by",
             mood="good",
         )
@@ -235,14 +238,30 @@ def _opening(asked: CheckCastOptions, found: CastReport) -> Opening:
         mode = "" if r.mode is RoundingMode.TIES_TO_EVEN else f" --mode {r.mode.value}"
         given = hexed(examples[0].given)
         explained = f"roundscope explain {given} --to {r.format.name}{mode}"
+    why = "Next, one of the results that differ, in bits as it should be"
+    if again := _narrow(asked, found):
+        explained, why = again, NARROW_TOO
     instead = f": it behaves as {found.instead}" if found.instead else ""
     return Opening(
         f"{asked.function} does not round as {asked.format} does{instead}.",
         number,
         explained,
-        why="Next, one of the results that differ, in bits as it should be",
+        why=why,
         mood="bad",
     )
+
+
+def _narrow(asked: CheckCastOptions, found: CastReport) -> str:
+    """Return the command that asks for quotients in float32, where all that differs is these."""
+    if found.instead != f"{found.name}, {NARROW}":
+        return ""
+    return _command(replace(asked, divided="float32"))
+
+
+def _command(asked: CheckCastOptions) -> str:
+    """Return the command that asks for this, for a shell."""
+    words = f"{asked.function} --format {shlex.quote(asked.format)}{_more(asked)}"
+    return f"roundscope check-cast {words}"
 
 
 def _more(asked: CheckCastOptions) -> str:
@@ -279,7 +298,11 @@ def _brief(asked: CheckCastOptions, found: CastReport) -> list[Part]:
         parts.append(Section(title, [Code("\n".join(lines))]))
     if not found.passed:
         title = "known behaviors: how many results each explains"
+        if not found.has_nearest:
+            title += "; none explains half, so that none is a cause"
         parts.append(_agreement(title, found.behaviors[:FEW]))
+    if again := _narrow(asked, found):
+        parts += [Text(f"{NARROW_TOO}:"), Code(f"  {again}")]
     return parts
 
 
@@ -361,7 +384,10 @@ def lines_of(
     if scale != 1.0:
         lines.append(("scale", f"{scale:.9g}", hexed(scale), ""))
     for label, value in (("got", example.got), ("expected", example.expected)):
-        lines.append(_line(label, value, value / scale, f))
+        label, decimal, hexadecimal, bits = _line(label, value, value / scale, f)
+        if math.isnan(value) and not f.nan and isinstance(asked, BlockFormat):
+            bits = f"{f.name} has no NaN: only the scale can be NaN"
+        lines.append((label, decimal, hexadecimal, bits))
     return lines
 
 

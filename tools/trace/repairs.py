@@ -5,9 +5,10 @@ of its blocks that clips no number, the same for the other tensors of its format
 last. The first that repairs is taken; its results are those of one more call.
 
 Where no result is biased, the repair is of the one that is worst in units of one rounding to its
-own format: the few events that make most of its error get more bits. The last rounding of a result
-that is already about as good as its format allows is none of them: what a wider result buys there
-is gone when it is stored in its format again.
+own format. If the few events that make most of its error have a repair of as many bits, such as a
+scale rule that cuts nothing off, that comes first if it helps, and more bits second. The
+last rounding of a result that is already about as good as its format allows is none of them: what a
+wider result buys there is gone when it is stored in its format again.
 """
 
 from collections.abc import Iterator
@@ -37,6 +38,8 @@ class Repair:
     line      the line of the budget that it is about, the first if several are
     result    the result that it is for;  is_wider: whether it gives an event more bits
     error     the relative rms error of the result with it;  gain: its gain with it
+    newly     the other results that are biased with it and were not, each with its gain
+    second    the change to more bits that was tried too, if this one adds none
     """
 
     words: tuple[str, ...]
@@ -45,6 +48,8 @@ class Repair:
     is_wider: bool
     error: float
     gain: Gain | None
+    newly: tuple[tuple[str, Gain], ...] = ()
+    second: "Repair | None" = None
 
 
 def best_repair(seen: Observed, results: list[Result], budget: ErrorBudget | None) -> Repair | None:
@@ -66,10 +71,16 @@ def best_repair(seen: Observed, results: list[Result], budget: ErrorBudget | Non
     for result in sorted((r for r in results if r.is_far), key=lambda r: -r.times):
         if lines := to_promote(budget, result):
             part = together([line.part for line in lines], "events")
-            words = tuple(promotion(seen.request.plan, part))
-            found = _tried(seen, result, lines[0], words, True)
-            if found.error <= WORTH * result.error:
-                return found
+            tried = [
+                _tried(seen, result, lines[0], words, is_wider)
+                for words, is_wider in (
+                    (tuple(repair(seen.request.plan, part)), False),
+                    (tuple(promotion(seen.request.plan, part)), True),
+                )
+                if words
+            ]
+            if good := [x for x in tried if x.error <= WORTH * result.error]:
+                return replace(good[0], second=good[1]) if len(good) > 1 else good[0]
     return None
 
 
@@ -142,12 +153,16 @@ def _tried(
         **options(layer),
     )
     own, want = (np.asarray(x, np.float64) for x in (getattr(found, name), seen.reference[name]))
-    tests = sum(seen.results[n] is not None for n in WITH_GAIN)
+    there = [n for n in WITH_GAIN if seen.results[n] is not None]
+    heads, tests = layer.k.shape[2], len(there)
+    gains = {n: gain(getattr(found, n), seen.reference[n], heads, tests) for n in there}
+    before = {n: gain(seen.results[n], seen.reference[n], heads, tests) for n in there}
     return Repair(
         words=words,
         line=line,
         result=name,
         is_wider=is_wider,
         error=relative_rms(own, want),
-        gain=gain(own, want, layer.k.shape[2], tests) if result.gain is not None else None,
+        gain=gains.get(name),
+        newly=tuple((n, x) for n, x in gains.items() if x.is_biased and not before[n].is_biased),
     )

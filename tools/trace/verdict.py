@@ -169,20 +169,38 @@ def _infinite_causes(budget: ErrorBudget) -> str:
 
 def _step(found: Repair, s: Summary) -> tuple[str, str]:
     """Return the options of a repair that was tried, and what it does."""
-    words = " ".join(f"--set {shlex.quote(w)}" for w in found.words)
+    words, buys = _options(found), f"{_buys(found, s)}{_newly(found)}"
+    if found.second is not None:
+        more = f"{_buys(found.second, s)}{_newly(found.second)}"
+        buys += f", with as many bits as before; with {_options(found.second)} {more}"
+    return words, buys
+
+
+def _options(found: Repair) -> str:
+    return " ".join(f"--set {shlex.quote(w)}" for w in found.words)
+
+
+def _newly(found: Repair) -> str:
+    """Return which results a repair makes biased that were not; or ""."""
+    told = [
+        f"{name} is then {percent(abs(x.mean))} too {'long' if x.mean > 0.0 else 'short'}"
+        for name, x in found.newly
+    ]
+    return f" ({listed(told)}, which this unmasks)" if told else ""
+
+
+def _buys(found: Repair, s: Summary) -> str:
+    """Return what a repair does to the result that it is for."""
     result = next(r for r in s.results if r.name == found.result)
     if result.is_biased and found.gain is not None and math.isfinite(found.gain.mean):
         how = "has more bits" if found.is_wider else "rounds without a bias"
         assert result.gain is not None
         left = f"{100 * found.gain.mean:+.2g} % ({z_words(score(found.gain))})"
         was = f"{100 * result.gain.mean:+.2g} %"
-        return (
-            words,
-            f"{result.name} is off by {left}, not {was}, when {found.line.part.name} {how}",
-        )
+        return f"{result.name} is off by {left}, not {was}, when {found.line.part.name} {how}"
     buys = f"the error of {result.name} gets {less(result.error, found.error)}"
     if result.unit:
         times = [result.times, result.times * found.error / result.error]
         first, then = (f"{x:.0f}" if x >= 10.0 else f"{x:.1f}" for x in times)
         buys += f", from {first} to {then} times one rounding"
-    return words, buys
+    return buys

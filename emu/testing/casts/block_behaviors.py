@@ -15,6 +15,12 @@ from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.formats.format import format_named
 from roundscope.emu.roundings.modes import Rounding, rounding
 from roundscope.emu.testing.casts.behaviors import MODES, FaultyCast, faults
+from roundscope.emu.testing.casts.integer_grids import (
+    full_range,
+    is_grid,
+    of_full_range,
+    of_own_scale,
+)
 from roundscope.emu.testing.casts.nvfp4_arithmetic import in_float32
 from roundscope.emu.testing.casts.quantized import expected_scales
 from roundscope.emu.testing.casts.records import Agreement, Numbers
@@ -129,6 +135,12 @@ def _quantizers(asked: BlockFormat) -> Iterator[Known]:
         for r in _other_elements(asked.element):
             g = replace(f, element=r)
             yield Known(name_of(g, asked), partial(round_blocks, format=g), _cast_to(r))
+    if is_grid(asked):
+        for words, cast in of_own_scale(asked):
+            quantizer = partial(_scaled, f=asked, scales=_own, cast=cast)
+            yield Known(f"{name_of(asked, asked)}, {words}", quantizer, cast)
+        for words, cast in of_full_range(asked):
+            yield Known(words, partial(_scaled, f=asked, scales=full_range, cast=cast), cast)
     for f in rules:
         own = name_of(f, asked)
         for fault, cast in faults(f.element.format, is_quotient=True).items():

@@ -7,6 +7,7 @@ import numpy as np
 from roundscope.emu.blocks.format import E8M0, BlockFormat
 from roundscope.emu.blocks.layout import from_lines, layout_of
 from roundscope.emu.testing.casts.elements import LARGEST32, magnitudes, midpoints
+from roundscope.emu.testing.casts.integer_grids import is_grid
 from roundscope.emu.testing.casts.quantized import expected_scales
 from roundscope.emu.testing.casts.records import Numbers
 
@@ -54,7 +55,10 @@ def element_blocks(f: BlockFormat) -> np.ndarray:
     scales, top = _known_scales(f), _largest_of_scale_one(f)
     levels = np.concatenate([magnitudes(e), midpoints(e)])
     found = []
-    for s in scales:
+    tops = [(s, top) for s in scales]
+    if is_grid(f):  # ties of scales that are the largest magnitude over 128 in place of 127
+        tops += [(s, 2.0) for s in (1.0, 0.5, 2.0**20)]
+    for s, top in tops:
         near = (levels * s).astype(F32)
         x = np.unique(np.concatenate([near, np.nextafter(near, F32(1e38)), np.nextafter(near, 0)]))
         x = x[x <= F32(top * s)]

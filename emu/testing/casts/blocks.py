@@ -5,6 +5,7 @@ it does with special blocks: zeros, NaN and infinities, a short last block, bloc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import NamedTuple
 
@@ -62,6 +63,7 @@ from roundscope.emu.testing.casts.records import (
 from roundscope.emu.testing.casts.shared_scales import Scope
 from roundscope.emu.testing.foreign import ForeignError
 
+FINE = 11  # significand bits of scales that tell a factor
 LISTED = 20  # blocks that the best rule does not explain
 Pair = tuple[np.ndarray, Quantized]  # an input (rows, K), and what the quantizer made of it
 
@@ -155,6 +157,26 @@ def _row(name: str, question: str, kept: np.ndarray, found: _Scales, f: BlockFor
     return replace(row, status=Status.SKIPPED) if is_unknown else row
 
 
+def _in_proportion(pairs: list[Pair], asked: BlockFormat) -> str:
+    """Return by what factor all returned scales differ from the asked ones, if by one, in words.
+
+    Scales of few significand bits do not tell a factor, and are left out.
+    """
+    if not all(found.given for _, found in pairs) or asked.scale.precision < FINE:
+        return ""
+    found = _pooled(pairs, asked, asked)
+    usual = (found.top > 0) & (found.expected > 2.0**-100)
+    ratio = found.got[usual] / found.expected[usual]
+    if not ratio.size or not np.isfinite(ratio).all():
+        return ""
+    middle, near = float(np.median(ratio)), 2 * asked.scale.epsilon
+    if abs(middle - 1) <= near or (np.abs(ratio - middle) > near * abs(middle)).any():
+        return ""
+    fraction = Fraction(middle).limit_denominator(1024)
+    is_fraction = abs(float(fraction) - middle) <= near * abs(middle)
+    return f"; all scales are {fraction if is_fraction else f'{middle:.7g}'} of the asked ones"
+
+
 def _tensor_row(pairs: list[Pair], f: BlockFormat) -> Row:
     got = np.array([found.tensor for _, found in pairs])
     expected = np.array([expected_scales(x, f)[1] for x, _ in pairs])
@@ -233,7 +255,8 @@ def examine_blocks(
     if best.agree < (best.of if front else best.of // 2) and asked.rows == 1:
         given = [(x, y) for x, (_, y) in zip(arrays, results, strict=True)]
         others, rest = behind_another(front, given, asked, carried)
-        if others[0].agree > best.agree:
+        is_half = front is not None or 2 * others[0].agree >= others[0].of
+        if is_half and others[0].agree > best.agree:
             best, remaining, known = others[0], rest, [*others, *known]
     rows = with_whole(rows, "blocks", whole)
     is_asked = is_random and all(row.status is not Status.FAIL for row in rows)
@@ -248,6 +271,7 @@ def examine_blocks(
         done="are equal",
         known="rule",
         prefix=f"{shape} with ",
+        factor=_in_proportion(pairs, asked),
         remaining=remaining,
         is_random=is_random,
         behaves_as=best.name if best.agree == best.of else own if is_asked else None,

@@ -13,6 +13,7 @@ from roundscope.emu.roundings.modes import Rounding
 
 Function = Callable[[np.ndarray], Any]  # a user's cast: float32 in, whatever it returns out
 Numbers = np.ndarray  # float64 numbers
+NARROW = "elements divided in float32"  # a known behavior of blocks, which can be asked for
 EXAMPLES = 3  # how many examples a row keeps
 
 
@@ -101,6 +102,7 @@ class CastReport:
         done: what the function did to them if all is right, in words.
         known: what known behaviors are, in a word.
         prefix: what stands before the name of a known behavior.
+        factor: by what all scales differ from the asked ones, in words, if by one factor.
         remaining: one of the results that the nearest known behavior does not explain, in words.
         is_random: whether the asked rounding is stochastic.
         behaves_as: the known behavior that explains all results, in words; None if none does.
@@ -119,6 +121,7 @@ class CastReport:
     done: str = "are rounded so"
     known: str = "rounding"
     prefix: str = ""
+    factor: str = ""
     remaining: str = ""
     is_random: bool = False
     behaves_as: str | None
@@ -150,13 +153,43 @@ class CastReport:
         if self.instead and self.is_random and not wrong:
             return f"{self.instead}, not {self.name}: nothing is drawn."
         if self.instead:
-            return f"{self.prefix}{self.instead}, not {self.name}: {differ}."
+            return f"{self._instead}{self._special}."
         if not self.behaviors:
             return f"{differ}; {_fails(rows)}."
-        best = self.behaviors[0]
+        best, none = self.behaviors[0], f"No known {self.known} explains"
+        if not self.has_nearest:
+            return f"{none} even half of the {self.noun}: {differ}{self.factor}."
         return (
-            f"No known {self.known} explains all {self.noun}: {differ}; the nearest, {best.name},"
+            f"{none} all {self.noun}: {differ}; the nearest, {best.name},"
             f" explains {best.agree:,}, and {best.of - best.agree:,} remain{self.remaining}."
+        )
+
+    @property
+    def has_nearest(self) -> bool:
+        """Whether the best known behavior explains at least half of the results."""
+        return bool(self.behaviors) and 2 * self.behaviors[0].agree >= self.behaviors[0].of
+
+    @property
+    def _instead(self) -> str:
+        """Another known behavior that explains all results, in words."""
+        other, own, of = self.instead or "", self.name, f"{self.whole.of:,}"
+        wrong = f"{self.whole.of - self.whole.agree:,}"
+        if not other.startswith(own):
+            differ = f"{wrong} of {of} {self.noun} differ from {own}"
+            return f"{self.prefix}{other}, not {own}: {differ}"
+        but = other.removeprefix(own).lstrip(", ")
+        differ = f"{wrong} of them differ from exact quotients" if but == NARROW else ""
+        differ = differ or f"{wrong} of them differ from what was asked"
+        all_of = f"all {of} {self.noun} are explained so"
+        return f"{self.prefix}{own} as asked, but {but}: {all_of}, and {differ}"
+
+    @property
+    def _special(self) -> str:
+        """The failed rows that no known behavior accounts for, in words."""
+        return "".join(
+            f"; {row.name} {'fail' if row.name == 'infinities' else 'fails'}: {_became(row)}"
+            for row in self.failed
+            if row.name == "NaN" or (row.name == "infinities" and self.noun == "blocks")
         )
 
     @property
@@ -168,6 +201,13 @@ class CastReport:
     def passed(self) -> bool:
         """Whether the function fails no row."""
         return not self.failed
+
+
+def _became(row: Row) -> str:
+    """Return what became of the inputs of a failed row, as in "128 of 128 became 0"."""
+    got = dict.fromkeys(f"{example.got:g}" for example in row.examples)
+    became = f" became {' or '.join(got)}" if got else " differ"
+    return f"{row.of - row.agree:,} of {row.of:,}{became}"
 
 
 def _fails(rows: str) -> str:

@@ -103,7 +103,7 @@ def test_formats_by_element_and_shape():
     [
         ("int8[128x]", r"int8\[128x64\]"),
         ("int8[]", "ELEMENT"),
-        ("int9[8]", "unknown format"),
+        ("int9[8]", "did you mean 'int8'"),
         ("int8[0]", "size=0"),
         ("int8[8]*fp33", "unknown format"),
         ("int8[8]*e2m1fn", "needs NaN"),

@@ -110,6 +110,48 @@ def test_one_seed_has_the_interval_of_its_heads(of_file):
     assert chances == [None] and "nan" not in json.dumps(as_data(answer(of_file)))
 
 
+def test_errors_are_relative_where_every_cell_has_that(tmp_path):
+    """Absolute errors of out, dq and dv side by side, whose tensors have other sizes; no unit."""
+    points = [{"format.P": f, "preset": "fa2-bf16", "backward": True} for f in ("bf16", "e5m2")]
+    numbers = [
+        {"rms": 1e-4 * n, "rel_rms": 0.5 * n, "dv_rms": 1e-5, "dv_rel_rms": 0.25} for n in (1, 3)
+    ]
+    found = answer(stored(tmp_path / "a.sqlite", points, numbers))
+    assert found.metric == "rel_rms" and "and relative rms is 3 times" in found.text
+    assert found.most.startswith("relative rms 1.5 at") and found.effects[0].share == 1.0
+    (dv,) = (x for x in words(found.results) if x.startswith("dv"))
+    assert dv == (
+        "dv: no axis changes its relative rms, 0.25, by 2 %: P is the forward's operand; dV reads"
+        " P_B."
+    )
+    del numbers[1]["rel_rms"]
+    found = answer(stored(tmp_path / "b.sqlite", points, numbers))
+    assert found.metric == "rms" and "and absolute rms is 3 times" in found.text
+
+
+def test_numbers_that_become_0_are_counted(tmp_path):
+    """A format that is worse than one of fewer bits, and no word that it loses the small ones."""
+    pairs = []
+    for name, lost in (("bf16", 0.0), ("e4m3fn", 30.0), ("e5m2", 0.5)):
+        cell = cell_of(SMALL | {"format.P": name, "preset": "fa2-bf16"})
+        sites = {"P": {"n": 100.0, "underflow": lost}, "OUT": {"n": 100.0, "underflow": 50.0}}
+        pairs.append((cell, Result(key=cell.key, metrics={"rms": 1.0 + lost}, sites=sites)))
+    with writing(tmp_path / "a.sqlite") as store:
+        store.save(pairs)
+    found = answer(frame_of(tmp_path / "a.sqlite"))
+    assert found.zeros == "Numbers of P that become 0: 30 % at e4m3fn."
+
+
+@pytest.mark.parametrize(("above", "digits"), [(0.03, 2), (0.004, 3), (2.0, 1)])
+def test_a_z_has_the_digits_that_tell_it_from_its_limit(tmp_path, above, digits):
+    """z = 2.6 that is beyond 2.6."""
+    limit = float(stats.norm.isf(0.005))  # of one test, two-sided: 1 % of false alarms
+    numbers = [{"rms": 1.0, "gain": -0.01, "gain_z": -limit - above}]
+    said = answer(stored(tmp_path / "a.sqlite", [{"preset": "fa2-bf16"}], numbers)).bias
+    assert f"|z| > {limit:.{digits}f}, 1 test" in said
+    assert f"(z = {-limit - above:.{digits}f})" in said
+
+
 class TestRefusals:
     def test_what_cannot_run_is_refused_before_anything_is_computed(self, roundscope, tmp_path):
         """Cells that fail after minutes, and a preview that counts them as good."""
@@ -156,8 +198,8 @@ def test_the_terminal_prints_the_answer(roundscope, tmp_path):
     assert "0 cells done, 0 failed, 8 skipped" in told
     for text in (told, roundscope("report", out)[1]):
         text = " ".join(text.split())
-        assert "times the least [95 %]" in text and "least error: rms" in text
-        assert "most error: rms" in text and "chance (|z| >" in text
+        assert "times the least [95 %]" in text and "least error: relative rms" in text
+        assert "most error: relative rms" in text and "chance (|z| >" in text
         assert "Entries that an injection hit" in text
     data = json.loads(roundscope("sweep", *words, "--json")[1])["findings"]
     assert {x["axis"] for x in data["axes"]} == {"format.P"} and data["least_error"]

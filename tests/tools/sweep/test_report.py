@@ -150,7 +150,7 @@ def test_sentence_names_the_axis_and_by_how_much(path):
         "format matters most for the deviation: it explains 100.0 % of the variance of log rms"
         in text
     )
-    assert "and rms is 1 000 times as large at bf16 as at fp32" in text
+    assert "and relative rms is 1 000 times as large at bf16 as at fp32" in text
 
 
 def test_noise_is_not_called_an_effect(path):
@@ -168,7 +168,7 @@ def test_one_seed_says_that_chance_is_unknown(path):
 
 
 def test_no_effect_at_all(path):
-    assert "No axis matters: rms is 0.5 in every cell" in page(
+    assert "No axis matters: relative rms is 1 in every cell" in page(
         save(path, *crossed(lambda i, j, s: 0.5))
     )
 

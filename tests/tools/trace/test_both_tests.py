@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 from scipy.stats import norm
@@ -198,3 +199,28 @@ class TestRepair:
     def test_rounding_to_nearest_needs_none(self):
         plan = Plan.preset("fa2")
         assert all(repair(plan, event_part(plan, s)) == [] for s in Site)
+
+    def test_fewer_cut_off_numbers_come_before_more_bits(self):
+        """FP32 for MXFP8, whose rule cuts numbers off; a step's new bias that is not said."""
+        random = np.random.default_rng(7)
+        q, k, v, do = (
+            random.standard_normal((4, 1, 32, 4, 32)).astype(ml_dtypes.bfloat16).astype("f4")
+        )
+        of = Layer(name="a", q=q, k=k, v=v, do=do)
+        plan = Plan.preset("mxfp8-attention")
+        sizes = {"block_q": 32, "block_k": 32}
+        s = summarise(observe(of, asked(plan=plan.name, budget=True, **sizes)))
+        first = s.repair
+        assert first.words == tuple(f"{x}=mxfp8_e4m3:rceil" for x in ("Q", "K", "V", "P"))
+        assert not first.is_wider and first.second.is_wider and "Q=fp32" in first.second.words
+        own = summarise(observe(of, asked(plan=plan.name, changes=first.words, **sizes)))
+        (result,) = (r for r in own.results if r.name == first.result)
+        assert first.error == result.error
+        before = {r.name for r in s.biased_results}
+        assert {n for n, _ in first.newly} == {r.name for r in own.biased_results} - before
+        said = verdict(s)
+        assert said.step.startswith("--set Q=mxfp8_e4m3:rceil") and "Q=fp32" not in said.step
+        assert "with as many bits as before; with --set Q=fp32" in said.buys
+        short = Gain(mean=-0.0025, se=0.0001, limit=4.0, heads=8)
+        told = verdict(replace(s, repair=replace(first, newly=(("out", short),)))).buys
+        assert "(out is then 0.25 % too short, which this unmasks), with as many bits" in told

@@ -10,9 +10,10 @@ import numpy as np
 
 from roundscope.attention.sites import Site
 from roundscope.tools.report.model import Part, Table, Text
+from roundscope.tools.report.wording import listed
 from roundscope.tools.results.tables import columns_of
 from roundscope.tools.sweep.report.captions import sentence
-from roundscope.tools.sweep.report.effects import Effect, center, scaled, shares
+from roundscope.tools.sweep.report.effects import Effect, center, scaled, shares, size, size_words
 from roundscope.tools.sweep.report.gains import RESULTS, bias_words, gains, where
 from roundscope.tools.sweep.report.levels import (
     Level,
@@ -22,10 +23,12 @@ from roundscope.tools.sweep.report.levels import (
     words,
 )
 from roundscope.tools.sweep.report.words import number, percent
-from roundscope.tools.sweep.storage.frames import Frame
+from roundscope.tools.sweep.storage.frames import Axis, Frame, sites_of
 from roundscope.tools.sweep.storage.store import reading
+from roundscope.tools.trace.biased import LOST
 
 AXES = 6  # the most axes that a terminal shows
+CELLS = 64  # of each value, whose numbers that become 0 are counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +37,22 @@ class Answer:
 
     text          the sentence that opens the report
     results       what the axes do to each of out, dq, dk and dv; [] without gradients
+    metric        rel_rms, or rms where a cell lacks that: the error that is meant throughout
     effects       the axes, that which explains most first;  levels: some values of each
     least, most   the conditions of the least and the largest rms, and their rms, in words
+    zeros         at which values of the first axis, a format, many of its numbers become 0
     bias          which results are too long or too short beyond chance, in words
     hits          by event, the entries that injections hit, in the cell with most of them
     """
 
     text: str
+    metric: str
     results: list[OfResult]
     effects: tuple[Effect, ...]
     levels: dict[str, list[Level]]
     least: str
     most: str
+    zeros: str
     bias: str
     hits: dict[str, int]
 
@@ -57,11 +64,13 @@ def answer(frame: Frame) -> Answer:
     least, most = _ends(frame) if frame.axes else ("", "")
     return Answer(
         text=sentence(frame, found),
+        metric=size(frame),
         results=of_results(frame),
         effects=effects,
         levels={e.axis.label: levels(frame, e.axis) for e in effects[:AXES]},
         least=least,
         most=most,
+        zeros=_zeros(frame, effects[0].axis) if effects and effects[0].share else "",
         bias=bias_words(frame, [gains(frame, name) for name in RESULTS]),
         hits=_hits(frame),
     )
@@ -69,7 +78,8 @@ def answer(frame: Frame) -> Answer:
 
 def _ends(frame: Frame) -> tuple[str, str]:
     """Return the conditions of the least and of the largest finite rms above 0, in words."""
-    y = scaled("rms", frame.metric("rms"))
+    metric = size(frame)
+    y = scaled(metric, frame.metric(metric))
     usable = np.isfinite(y)
     if not usable.any():
         return "", ""
@@ -80,9 +90,9 @@ def _ends(frame: Frame) -> tuple[str, str]:
 
     def told(c: int) -> str:
         mine = usable & (frame.condition == c)
-        mean, low, high = center("rms", frame.metric("rms")[mine])
+        mean, low, high = center(metric, frame.metric(metric)[mine])
         spread = "" if np.isnan(low) else f" [{number(low)}, {number(high)}]"
-        return f"rms {number(mean)}{spread} at {where(frame, c)}"
+        return f"{size_words(metric)} {number(mean)}{spread} at {where(frame, c)}"
 
     return told(int(np.nanargmin(means))), told(int(np.nanargmax(means)))
 
@@ -93,6 +103,20 @@ def hits_words(found: Answer) -> str:
         return ""
     parts = ", ".join(f"{n:,} of {site}" for site, n in found.hits.items())
     return f"Entries that an injection hit, in the cell with most of them: {parts}."
+
+
+def _zeros(frame: Frame, axis: Axis) -> str:
+    """Return the share of an event's numbers that become 0 in each format that loses many."""
+    kind, _, site = axis.name.partition(".")
+    if kind != "format" or site not in {str(x) for x in Site}:
+        return ""
+    code, keys, told = frame.code(axis), frame.rows.column("key"), []
+    for c in range(len(axis.values)):
+        held = sites_of(frame.path, [str(k) for k in keys[code == c][:CELLS]], ("n", "underflow"))
+        n, lost = (float(np.nansum(held[x].get(site, np.zeros(0)))) for x in ("n", "underflow"))
+        if n and lost / n > LOST:
+            told.append(f"{percent(lost / n)} at {axis.word(c)}")
+    return f"Numbers of {site} that become 0: {listed(told)}." if told else ""
 
 
 def _hits(frame: Frame) -> dict[str, int]:
@@ -119,11 +143,18 @@ def parts(found: Answer) -> list[Part]:
             first = (effect.axis.label, share) if i == 0 else ("", "")
             rows.append([*first, level.value, number(level.rms), _times(level), _signed(level)])
     if rows:
-        heads = ("axis", "share", "value", "rms", "times the least [95 %]", "gain of out")
+        heads = (
+            "axis",
+            "share",
+            "value",
+            size_words(found.metric),
+            "times the least [95 %]",
+            "gain of out",
+        )
         shown.append(Table(heads, rows))
     if found.least and found.least != found.most:
         shown += [Text(f"least error: {found.least}"), Text(f"most error: {found.most}")]
-    return shown + [Text(x) for x in (found.bias, hits_words(found)) if x]
+    return shown + [Text(x) for x in (found.zeros, found.bias, hits_words(found)) if x]
 
 
 def _times(level: Level) -> str:
@@ -140,6 +171,7 @@ def _signed(level: Level) -> str:
 def as_data(found: Answer) -> dict[str, object]:
     """Return an answer as data of JSON, in which a number that is not known is null."""
     return {
+        "metric": found.metric,
         "axes": [
             {
                 "axis": e.axis.label,
@@ -152,6 +184,7 @@ def as_data(found: Answer) -> dict[str, object]:
         "results": {
             x.result: {
                 "axis": x.axis.label,
+                "metric": x.metric,
                 "share": x.share,
                 "most": x.most.value,
                 "least": x.least.value,
@@ -161,6 +194,7 @@ def as_data(found: Answer) -> dict[str, object]:
         },
         "least_error": found.least,
         "most_error": found.most,
+        "zeros": found.zeros,
         "bias": found.bias,
         "hits": found.hits,
     }

@@ -7,8 +7,17 @@ import numpy as np
 from roundscope.attention.sites import Site
 from roundscope.attention.testing.families import FAMILIES
 from roundscope.tools.report.wording import listed
-from roundscope.tools.sweep.report.effects import LOG, Shares, between, center, fold, mean_interval
-from roundscope.tools.sweep.report.gains import gain_words, gains
+from roundscope.tools.sweep.report.effects import (
+    LOG,
+    Shares,
+    between,
+    center,
+    fold,
+    mean_interval,
+    size,
+    size_words,
+)
+from roundscope.tools.sweep.report.gains import digits_of, gain_words, gains
 from roundscope.tools.sweep.report.levels import levels, of_results, order_words
 from roundscope.tools.sweep.report.lost import lost
 from roundscope.tools.sweep.report.lost import sentence as lost_sentence
@@ -40,9 +49,9 @@ def _axis(frame: Frame, found: Shares) -> str:
         return _alone(frame)
     first = found.effects[0]
     if first.share == 0.0:
-        every = frame.metric("rms")
+        every = frame.metric(size(frame))
         rms, _ = mean_interval(every[np.isfinite(every)])
-        return f"No axis matters: rms is {number(rms)} in every cell."
+        return f"No axis matters: {size_words(size(frame))} is {number(rms)} in every cell."
     if np.isnan(first.limit):
         return f"{_most(frame, found)}{_by_heads(frame, first.axis)}.{order_of(frame)}"
     if not first.stands_out:
@@ -87,7 +96,8 @@ def _most(frame: Frame, found: Shares) -> str:
     than = f"{times(ratio)} at {high} than at {low}"
     if ratio >= 2:
         than = f"{times(ratio)} as large at {high} as at {low}"
-    explains = f"it explains {percent(first.share)} of the variance of log rms, and rms is {than}"
+    rms = size_words(size(frame))
+    explains = f"it explains {percent(first.share)} of the variance of log rms, and {rms} is {than}"
     return f"{first.axis.label} matters most for the deviation: {explains}"
 
 
@@ -120,9 +130,9 @@ def opening(frame: Frame, found: Shares) -> str:
         seeds = " Seeds: the variance within conditions, which no axis explains."
     return (
         f"Left: the share of the variance of log rms over {found.cells} cells that lies between the"
-        f" values of one axis (main effect, eta squared). {limit} {crossed}{seeds} Right: the rms"
-        f" of every cell by {found.effects[0].axis.label} (dots), geometric means"
-        f" (lines).{_missing(frame)}"
+        f" values of one axis (main effect, eta squared). {limit} {crossed}{seeds} Right (on a"
+        f" narrow screen, slide the picture): the {size_words(size(frame))} of every cell by"
+        f" {found.effects[0].axis.label} (dots), geometric means (lines).{_missing(frame)}"
     )
 
 
@@ -200,8 +210,8 @@ def _least(means: dict[int, float], word: Callable[[int], str]) -> str:
     if means[high] <= 1.001 * means[low]:
         return "None: the geometric means of rms are equal to a thousandth."
     return (
-        f"{word(high)} (rms {number(means[high])}), least {word(low)} ({number(means[low])});"
-        " geometric means over what is shown."
+        f"{word(high)} (absolute rms {number(means[high])}), least {word(low)}"
+        f" ({number(means[low])}); geometric means over what is shown."
     )
 
 
@@ -291,11 +301,12 @@ def gain(frame: Frame, cut: Slice) -> str:
     if len(found.z):
         limit = threshold(len(found.z))
         far = found.biased(limit)
-        words = f"; {gain_words(frame, found, int(far[0]))}" if len(far) else ""
+        digits = digits_of(limit, [float(found.z[i]) for i in far[:1]])
+        words = f"; {gain_words(frame, found, int(far[0]), digits)}" if len(far) else ""
         most = "the furthest" if len(far) > 1 else "it"
         answer = (
             f"In {len(far)} of {len(found.z)} conditions shown the gain lies further from 0 than"
-            f" chance puts one in a hundred pages (|z| > {limit:.1f})"
+            f" chance puts one in a hundred pages (|z| > {limit:.{digits}f})"
             f"{words.replace('; ', f'; {most} is ', 1)}."
         )
     if lost_too := int((cut.cells & (np.nan_to_num(frame.metric("not_finite")) > 0)).sum()):

@@ -100,8 +100,30 @@ def between(metric: str, x: np.ndarray) -> tuple[float, float, float]:
     return mean, max(low, 0.0) if metric in LOG and low < 0 else low, mean + half
 
 
-def shares(frame: Frame, metric: str = "rms") -> Shares:
-    """Return what each axis explains of the `scaled` metric over all cells that have it."""
+def size(frame: Frame, result: str = "out") -> str:
+    """Return the metric of how far a result is off: relative rms, absolute where that is missing.
+
+    It is missing if the cells that have one are not those that have an absolute one, as where the
+    reference is 0.
+    """
+    of = "" if result == "out" else f"{result}_"
+    absolute, relative = f"{of}rms", f"{of}rel_rms"
+    is_there = np.isfinite(scaled(relative, frame.metric(relative)))
+    needed = np.isfinite(scaled(absolute, frame.metric(absolute)))
+    return relative if is_there.any() and (is_there == needed).all() else absolute
+
+
+def size_words(metric: str) -> str:
+    """Return what `size` named in words."""
+    return "relative rms" if metric.endswith("rel_rms") else "absolute rms"
+
+
+def shares(frame: Frame, metric: str = "") -> Shares:
+    """Return what each axis explains of the `scaled` metric over all cells that have it.
+
+    Without a metric it is the `size` of the output's error.
+    """
+    metric = metric or size(frame)
     y = scaled(metric, frame.metric(metric))
     use = np.isfinite(y)
     y, codes, condition = y[use], frame.codes[use], frame.condition[use]
@@ -136,8 +158,9 @@ def joint_share(frame: Frame, metric: str, a: Axis, b: Axis) -> float:
     return max(0.0, (both - _between(y, x) - _between(y, z)) / whole)
 
 
-def fold(frame: Frame, axis: Axis, metric: str = "rms") -> tuple[np.ndarray, np.ndarray]:
-    """Return the codes of the axis that have the metric, and the mean of it, `scaled`, at each."""
+def fold(frame: Frame, axis: Axis) -> tuple[np.ndarray, np.ndarray]:
+    """Return the codes of the axis that have a `size`, and its mean, `scaled`, at each."""
+    metric = size(frame)
     y, code = scaled(metric, frame.metric(metric)), frame.code(axis)
     means = {int(c): float(np.nanmean(y[code == c])) for c in np.unique(code[np.isfinite(y)])}
     return np.array(list(means), dtype=int), np.array(list(means.values()))

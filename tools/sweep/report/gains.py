@@ -76,11 +76,14 @@ def bias_words(frame: Frame, found: Sequence[Gains]) -> str:
     if not count:
         return ""
     limit = threshold(count)
-    tests = f"|z| > {limit:.1f}, {many(count, 'test')}"
+    beyond = {g.result: g.biased(limit) for g in found}
+    named = [float(g.z[i]) for g in found for i in beyond[g.result][:FURTHEST]]
+    digits = digits_of(limit, named)
+    tests = f"|z| > {limit:.{digits}f}, {many(count, 'test')}"
     told = []
     for g in found:
-        if len(places := g.biased(limit)):
-            far = "; ".join(gain_words(frame, g, int(i)) for i in places[:FURTHEST])
+        if len(places := beyond[g.result]):
+            far = "; ".join(gain_words(frame, g, int(i), digits) for i in places[:FURTHEST])
             of = f" in {len(places)} of {many(len(g.z), 'condition')}" if len(g.z) > 1 else ""
             told.append(f"{g.result}{of} is {far}")
     if not told:
@@ -88,10 +91,19 @@ def bias_words(frame: Frame, found: Sequence[Gains]) -> str:
     return f"Biased beyond chance ({tests}): {'. '.join(told)}."
 
 
-def gain_words(frame: Frame, g: Gains, i: int) -> str:
+def digits_of(limit: float, beyond: Sequence[float]) -> int:
+    """Return the digits behind the point with which each z beyond a limit is seen to be beyond."""
+    for digits in range(1, 5):
+        shown = float(f"{limit:.{digits}f}")
+        if all(float(f"{abs(z):.{digits}f}") > shown for z in beyond):
+            return digits
+    return 5
+
+
+def gain_words(frame: Frame, g: Gains, i: int, digits: int = 1) -> str:
     """Return by how much a result is too long or too short in a condition, with its z."""
     half = "" if np.isnan(g.half[i]) else f" ± {number(100 * g.half[i], 2)}"
     way = "long" if g.mean[i] > 0 else "short"
-    z = f"z = {g.z[i]:+.1f}" if np.isfinite(g.z[i]) else "beyond all tables"
+    z = f"z = {g.z[i]:+.{digits}f}" if np.isfinite(g.z[i]) else "beyond all tables"
     at = f" at {where(frame, int(g.condition[i]))}" if frame.axes else ""
     return f"too {way} by {number(100 * abs(g.mean[i]))}{half} %{at} ({z})"

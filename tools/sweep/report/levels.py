@@ -11,15 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
+from roundscope.attention.sites import Site
 from roundscope.tools.report.wording import listed
 from roundscope.tools.sweep.measuring.sums import GRADIENTS
-from roundscope.tools.sweep.report.effects import mean_interval, scaled, shares
+from roundscope.tools.sweep.report.effects import mean_interval, scaled, shares, size, size_words
 from roundscope.tools.sweep.report.slices import chosen
 from roundscope.tools.sweep.report.words import fold, number, percent
 from roundscope.tools.sweep.storage.frames import Axis, Frame
 
 LEVELS = 6  # the most values of an axis that a terminal shows
-RMS = {"out": "rms", **{g: f"{g}_rms" for g in GRADIENTS}}
+NAMES = ("out", *GRADIENTS)
 SPREAD = {"out": "log_rms_se", **{g: f"{g}_log_rms_se" for g in GRADIENTS}}
 ALIKE = 1.02  # the ratio of two errors up to which their order says nothing
 
@@ -28,7 +29,8 @@ ALIKE = 1.02  # the ratio of two errors up to which their order says nothing
 class Level:
     """What one value of an axis does.
 
-    value    the value in words;  rms: the geometric mean of a result's rms over its cells
+    value    the value in words;  rms: the geometric mean over its cells of the `size` of a result's
+             error
     times    how many times as large it is as at the value with the least, and the ends of its 95 %
              interval, over seeds or heads; None for that value
     gain     the mean gain of the output over its cells, NaN if not known
@@ -45,12 +47,16 @@ class OfResult:
     """What the axis that matters most for a result does to its error.
 
     levels   values of the axis, the least and the largest among them;  share: as in `Effect`
+    metric   the `size` that the levels have
+    reads    why no axis changes a gradient: "P is the forward's operand; dV reads P_B"; or ""
     """
 
     result: str
     axis: Axis
     share: float
     levels: list[Level]
+    metric: str
+    reads: str = ""
 
     @property
     def most(self) -> Level:
@@ -65,7 +71,8 @@ class OfResult:
 
 def levels(frame: Frame, axis: Axis, result: str = "out") -> list[Level]:
     """Return some values of an axis, in its order: the least and the largest are among them."""
-    y = scaled(RMS[result], frame.metric(RMS[result]))
+    metric = size(frame, result)
+    y = scaled(metric, frame.metric(metric))
     code, gain = frame.code(axis), frame.metric("gain" if result == "out" else f"{result}_gain")
     usable = np.isfinite(y)
     means = {int(c): float(y[usable & (code == c)].mean()) for c in np.unique(code[usable])}
@@ -90,11 +97,20 @@ def levels(frame: Frame, axis: Axis, result: str = "out") -> list[Level]:
 def of_results(frame: Frame) -> list[OfResult]:
     """Return what the axes do to each result that a sweep has; [] without axes or gradients."""
     found = []
-    for name in RMS if frame.axes else ():
-        of = shares(frame, RMS[name])
+    for name in NAMES if frame.axes else ():
+        of = shares(frame, size(frame, name))
         if of.cells and of.effects and (own := levels(frame, of.effects[0].axis, name)):
             first = of.effects[0]
-            found.append(OfResult(result=name, axis=first.axis, share=first.share, levels=own))
+            found.append(
+                OfResult(
+                    result=name,
+                    axis=first.axis,
+                    share=first.share,
+                    levels=own,
+                    metric=size(frame, name),
+                    reads=_reads(frame, name),
+                )
+            )
     return found if len(found) > 1 else []
 
 
@@ -103,16 +119,26 @@ def words(found: list[OfResult]) -> list[str]:
     lines = []
     for x in found:
         if x.most.times is None or x.most.rms <= ALIKE * x.least.rms:
-            lines.append(f"{x.result}: no axis changes its rms, {number(x.most.rms)}, by 2 %.")
+            reads = f": {x.reads}" if x.reads else ""
+            rms = f"its {size_words(x.metric)}, {number(x.most.rms)}"
+            lines.append(f"{x.result}: no axis changes {rms}, by 2 %{reads}.")
             continue
         times, low, high = x.most.times
         ends = "" if math.isnan(low) else f" [{number(low, 2)}, {number(high, 2)}]"
         lines.append(
-            f"{x.result}: {x.axis.label} explains {percent(x.share)}; rms is {number(x.least.rms)}"
-            f" at {x.least.value} and {number(x.most.rms)} at {x.most.value},"
+            f"{x.result}: {x.axis.label} explains {percent(x.share)}; {size_words(x.metric)} is"
+            f" {number(x.least.rms)} at {x.least.value} and {number(x.most.rms)} at {x.most.value},"
             f" {number(times)}{ends} times it."
         )
     return lines
+
+
+def _reads(frame: Frame, result: str) -> str:
+    """Return that dv reads another rounding of P than that which is an axis; or ""."""
+    if result != "dv":  # dq and dk read the output too, through delta
+        return ""
+    is_axis = any(frame.axis(f"{kind}.{Site.P}") for kind in ("format", "mode"))
+    return f"{Site.P} is the forward's operand; dV reads {Site.P_B}" if is_axis else ""
 
 
 def order_words(frame: Frame, found: list[OfResult]) -> str:
@@ -140,7 +166,8 @@ def order_words(frame: Frame, found: list[OfResult]) -> str:
 
 def _means(frame: Frame, axis: Axis, result: str) -> dict[int, float]:
     """Return the geometric mean of a result's rms at each value of an axis."""
-    y, code = scaled(RMS[result], frame.metric(RMS[result])), frame.code(axis)
+    metric = size(frame, result)
+    y, code = scaled(metric, frame.metric(metric)), frame.code(axis)
     usable = np.isfinite(y)
     return {int(c): 10.0 ** float(y[usable & (code == c)].mean()) for c in np.unique(code[usable])}
 

@@ -18,7 +18,14 @@ from matplotlib.ticker import NullLocator
 from roundscope.attention.sites import Site
 from roundscope.tools.report.pictures import DOWN, INK, QUIET, canvas
 from roundscope.tools.sweep.report import captions, plots
-from roundscope.tools.sweep.report.effects import LOG, Shares, joint_share, mean_interval, shares
+from roundscope.tools.sweep.report.effects import (
+    LOG,
+    Shares,
+    joint_share,
+    mean_interval,
+    shares,
+    size,
+)
 from roundscope.tools.sweep.report.plots import named, symmetric, symmetric_ticks
 from roundscope.tools.sweep.report.slices import LINES, Slice, chosen, slice_of
 from roundscope.tools.sweep.report.words import (
@@ -43,9 +50,10 @@ BACKWARD = ("delta_bias", "dq_rel_rms", "dk_rel_rms", "dv_rel_rms")
 def opening(frame: Frame, found: Shares) -> Picture | None:
     """Return the picture of the axis that matters most, or of seeds alone; None for one cell."""
     if frame.axes and found.cells and found.effects[0].share > 0.0:
-        first, rms = found.effects[0].axis, frame.metric("rms")
+        first, metric = found.effects[0].axis, size(frame)
+        rms = frame.metric(metric)
         usable = np.isfinite(rms) & (rms > 0)
-        figure = plots.opening(found, first, (frame.code(first), rms, usable))
+        figure = plots.opening(found, first, (frame.code(first), rms, usable), metric)
         return "Share of each axis, and the first of them", figure, captions.opening(frame, found)
     last = "delta_bias" if np.isfinite(frame.metric("delta_bias")).any() else "mean_ulps"
     values = {

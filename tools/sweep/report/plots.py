@@ -30,17 +30,20 @@ from roundscope.tools.sweep.storage.frames import Axis, Frame
 BARS, ACROSS = 8, 16  # the most that the first picture shows
 
 
-def opening(found: Shares, axis: Axis, cells: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Figure:
+def opening(
+    found: Shares, axis: Axis, cells: tuple[np.ndarray, np.ndarray, np.ndarray], metric: str
+) -> Figure:
     """Draw what each axis explains of rms, and rms by value of the axis that explains most.
 
     Lines show what seeds alone might explain. cells: (code of the axis, rms, whether it is usable)
-    of every cell.
+    of every cell;  metric: which rms that is.
     """
     names = [e.axis.label for e in found.effects[:BARS]]
     figure, axes = canvas(max(2.9, 1.3 + 0.34 * (len(names) + 2)), 1, 2, width_ratios=[1, 1.15])
     left, right = axes[0]
     _bars(left, found, names)
     _by_value(right, axis, *cells)
+    right.set_ylabel(METRIC_LABELS[metric])
     return figure
 
 
@@ -102,13 +105,19 @@ def _by_value(ax: Axes, axis: Axis, code: np.ndarray, rms: np.ndarray, usable: n
             continue
         # the dots are spread evenly, and the same way in every run
         aside = 0.5 * ((np.arange(y.size) * 0.618034) % 1.0 - 0.5)
-        ax.plot(place + aside, y, ".", color=DOWN, ms=4, alpha=min(0.6, 40 / y.size + 0.1), mew=0)
+        few = y.size <= 40  # dots above the line, which would hide those that are all but equal
+        dot = {"ms": 6, "mew": 0.6, "mec": "white", "zorder": 3} if few else {"ms": 4, "mew": 0}
+        ax.plot(place + aside, y, "o" if few else ".", color=DOWN, alpha=_alpha(y.size), **dot)
         ax.plot([place - 0.32, place + 0.32], [10 ** np.log10(y).mean()] * 2, color=INK, lw=1.8)
     names = [short(axis.word(int(c)), 18) for c in codes]
     tilt = max(map(len, names)) * len(names) > 40
     named(ax, names, tilt)
     ax.set_xlabel(AXES_LABELS.get(axis.label, axis.label))
-    ax.set_ylabel(METRIC_LABELS["rms"])
+
+
+def _alpha(count: int) -> float:
+    """Return how opaque each of so many dots is."""
+    return 1.0 if count <= 40 else min(0.6, 40 / count + 0.1)
 
 
 def seeds(values: dict[str, np.ndarray]) -> Figure:

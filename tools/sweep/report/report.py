@@ -40,6 +40,8 @@ from roundscope.tools.sweep.report.effects import (
     idle,
     mean_interval,
     shares,
+    size,
+    size_words,
 )
 from roundscope.tools.sweep.report.levels import words
 from roundscope.tools.sweep.report.lost import lost
@@ -77,11 +79,11 @@ HOW = [
         lead="Gain.",
     ),
     Text(
-        "The share is the sum of squares of log10 rms between the values of an axis"
-        " over the total sum of squares, each axis alone, over the cells whose rms is finite and"
-        " above 0. Whether it is more than noise is decided by an F test in which the cells of one"
-        " value and one seed count as one, since they share their tensors; seeds alone would make"
-        " an axis stand out in one report of a hundred.",
+        "The share is the sum of squares of log10 rms (relative, where every cell has that) between"
+        " the values of an axis over the total sum of squares, each axis alone, over the cells"
+        " whose rms is finite and above 0. Whether it is more than noise is decided by an F test in"
+        " which the cells of one value and one seed count as one, since they share their tensors;"
+        " seeds alone would make an axis stand out in one report of a hundred.",
         "note",
         lead="Share of variance.",
     ),
@@ -121,7 +123,7 @@ def report(frame: Frame, progress: Progress = lambda _: None) -> Report:
         drawn.append(Picture(title, figure, caption))
     nothing = changed_nothing(idle(frame), bool(lost(frame).cells.any()))
     told = answers.answer(frame) if len(frame.rows) else None
-    said_of = [] if told is None else [told.bias, answers.hits_words(told)]
+    said_of = [] if told is None else [told.zeros, told.bias, answers.hits_words(told)]
     by_result = [] if told is None else words(told.results)
     return Report(
         title=f"sweep {frame.path.name}",
@@ -143,9 +145,14 @@ def report(frame: Frame, progress: Progress = lambda _: None) -> Report:
 
 
 def _opening(frame: Frame, lead: str) -> Opening:
-    rms, name = frame.metric("rms"), shlex.quote(frame.path.name)
+    metric = size(frame)
+    rms, name = frame.metric(metric), shlex.quote(frame.path.name)
     usable = rms[np.isfinite(rms)]
-    span = f"Rms of the output's error: {number(usable.min())}" if usable.size else ""
+    span = (
+        f"{size_words(metric).capitalize()} of the output's error: {number(usable.min())}"
+        if usable.size
+        else ""
+    )
     if usable.size and usable.max() > usable.min():
         span += f" to {number(usable.max())}, over {many(usable.size, 'cell')}."
     by_event = f"roundscope export {name} sites.csv --table sites"

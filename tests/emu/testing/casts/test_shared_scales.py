@@ -21,13 +21,16 @@ def few_blocks(monkeypatch):
     monkeypatch.setattr(block_probes, "BUDGET", 1 << 13)
 
 
-def int8(x, axis, *, parts=True, whole=np.rint, least=0.0, top=127.0, end=127):
+def int8(
+    x, axis, *, parts=True, whole=np.rint, least=0.0, top=127.0, end=127, low=None, narrow=False
+):
     """k and the scale of k, or their product: symmetric INT8 with one scale along an axis."""
     bad = ~np.isfinite(x).all(axis, keepdims=True)
     y = np.where(bad, 0, x).astype(np.float64)
     largest = np.maximum(np.abs(y).max(axis, keepdims=True), least).astype(F32)
     s = np.maximum((largest.astype(np.float64) / top).astype(F32), F32(2.0**-149))
-    k = np.clip(whole(y / s), -end, end)
+    q = (y.astype(F32) / s) if narrow else y / s
+    k = np.clip(whole(q), -end if low is None else low, end)
     s = np.where(bad, np.nan, s)
     return (k.astype(np.int8), s) if parts else (k * s).astype(F32)
 
@@ -51,7 +54,6 @@ def test_int4_passes():
 FAULTS = [
     ({"whole": np.trunc}, "bias", "elements toward-zero"),
     ({"whole": lambda q: np.copysign(np.floor(np.abs(q) + 0.5), q)}, "ties", "ties-to-away"),
-    pytest.param({"top": 128.0}, "scales", "No known rule", marks=pytest.mark.thorough),
     ({"least": 1e-6}, "scales", "maxima of at least 1e-06"),
 ]
 
@@ -61,6 +63,41 @@ def test_a_wrong_quantizer_fails_in_its_row(fault, row, words):
     """A fault of INT8 per token that passes, or that is called another."""
     report = examine_cast(partial(int8, axis=1, **fault), "int8[token]")
     assert row in {r.name for r in report.failed} and words in report.sentence, report.sentence
+
+
+@pytest.mark.parametrize(
+    ("whole", "low", "parts", "mode"),
+    [
+        (lambda q: np.floor(q + 0.5), -128, True, "floor(x + 1/2)"),
+        (np.rint, -128, False, "ties-to-even"),
+        (np.rint, -127, True, "ties-to-even"),
+    ],
+)
+def test_integers_under_the_maximum_over_128_are_named(whole, low, parts, mode):
+    """A common quantizer that is called a Hadamard transform, or whose rounding is not told."""
+    function = partial(int8, axis=1, top=128.0, whole=whole, low=low, parts=parts)
+    report = examine_cast(function, "int8[token]")
+    assert report.instead == f"scales max / 128, elements {mode} from {low} to 127"
+
+
+def test_scales_that_differ_by_one_factor_are_told_so_and_no_cause_is_made_up():
+    """A cause that explains 1 % of the blocks, and no word of the factor 127 / 100."""
+    report = examine_cast(partial(int8, axis=1, top=100.0, end=100), "int8[token]")
+    assert "all scales are 127/100 of the asked ones" in report.sentence
+    assert "nearest," not in report.sentence and not report.has_nearest
+
+
+def test_a_nan_that_is_lost_is_in_the_sentence():
+    """A quotient in float32, and no word of the NaN that became 0."""
+
+    def lost(x):
+        k, s = int8(x, 1, narrow=True)
+        return k, np.where(np.isnan(s), F32(1), s)
+
+    sentence = examine_cast(lost, "int8[token]").sentence
+    assert sentence.startswith("int8[token] with rule nearest as asked, but elements divided in")
+    count = sentence.rpartition("NaN fails: ")[2]
+    assert count.endswith(" became 0.") and count.split()[0] == count.split()[2] != "0"
 
 
 def test_a_scale_of_another_axis_is_refused_or_fails():
