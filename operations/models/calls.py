@@ -228,9 +228,7 @@ def _why(tape: Tape, entry: Entry) -> str:
         return ""
     if not _is_kept(tape, entry):
         return "the file lacks some of its numbers"
-    return (
-        f"{entry.function} was called with arguments that the catalogue's {entry.operation} lacks"
-    )
+    return f"the catalogue has no such call of {entry.function}"
 
 
 def _explained(
