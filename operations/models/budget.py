@@ -105,6 +105,22 @@ def _flat(gradients: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([gradients[name].reshape(-1) for name in sorted(gradients)])
 
 
+class Flipped(NamedTuple):
+    """A decision that differs from that of binary64, as the experts to which tokens go.
+
+    title   the operation that decides
+    differ  how many rows, or numbers, of its result are others
+    total   of how many
+    """
+
+    title: str
+    differ: int
+    total: int
+
+    def __str__(self) -> str:
+        return f"{self.differ:,} of {self.total:,} in {self.title}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLine:
     """What some operations of a step, or one rounding event in them, contribute to its error.
@@ -119,6 +135,8 @@ class ModelLine:
             alone is too small for that to be measured.
         backward: The errors where only their backward has its own arithmetic; None without
             gradients, for an event, and where `without` is.
+        flips: Decisions that differ from those of binary64 where only they have their own
+            arithmetic.
     """
 
     group: str
@@ -128,6 +146,7 @@ class ModelLine:
     alone: Errors
     without: Errors | None
     backward: Errors | None = None
+    flips: tuple[Flipped, ...] = ()
 
     @property
     def name(self) -> str:
@@ -168,22 +187,6 @@ class Tried(NamedTuple):
 
     words: str
     errors: Errors
-
-
-class Flipped(NamedTuple):
-    """A decision that differs from that of binary64, as the experts to which tokens go.
-
-    title   the operation that decides
-    differ  how many rows, or numbers, of its result are others
-    total   of how many
-    """
-
-    title: str
-    differ: int
-    total: int
-
-    def __str__(self) -> str:
-        return f"{self.differ:,} of {self.total:,} in {self.title}"
 
 
 class Broken(NamedTuple):
@@ -261,6 +264,14 @@ class ModelBudget:
             return result
         return "log-probabilities" if self.is_logprobs else "output"
 
+    def adds_up(self, result: str) -> bool:
+        """Return whether the shares of the groups are parts of a whole; if not, none is told."""
+        return not abs(self.interaction(result)) > TOO_MUCH
+
+    def told_share(self, line: ModelLine, result: str) -> float:
+        """Return the share of a line; NaN where no share is told."""
+        return line.share(result, self.total) if self.adds_up(result) else math.nan
+
     def interaction(self, result: str) -> float:
         """Return the part of the squared error to which the shares of the groups do not add up."""
         if not math.isfinite(self.total.of(result)) or self.total.of(result) <= NOTHING:
@@ -276,7 +287,7 @@ class ModelBudget:
             return f"The step of {self.operations:,} operations makes no error beyond binary64's."
         parts: list[str] = []
         for result in self.results:
-            if abs(self.interaction(result)) > TOO_MUCH:
+            if not self.adds_up(result):
                 continue
             each = [(x.share(result, self.total), x.name) for x in self.lines]
             most = [x for x in sorted(each, reverse=True)[:2] if x[0] > 0.05]
@@ -285,7 +296,7 @@ class ModelBudget:
                 whole = f" of {what} of the {self.called(result)}"
                 parts.append(f"and {name} {share:.0%}" if i else f"{name} makes {share:.0%}{whole}")
         text = f"{'; '.join(parts)}.".replace("; and", " and") if parts else ""
-        apart = [r for r in self.results if abs(self.interaction(r)) > TOO_MUCH]
+        apart = [r for r in self.results if not self.adds_up(r)]
         whole = self._whole_words(apart) if apart else ""
         repairs = [self._repair_words(result) for result in self.results]
         return " ".join(filter(None, [self._other_words(), whole, text, *repairs]))
@@ -306,6 +317,8 @@ class ModelBudget:
         text = f"The errors of the groups do not add up (interaction {what}), so no share is told"
         if self.flips:
             text += f": decisions differ from those in binary64 ({self.flips[0]})"
+        elif alone := next((x for x in self.lines if x.flips), None):
+            text += f": {alone.name} alone makes other decisions than binary64 ({alone.flips[0]})"
         for result in results:
             least = min(
                 ((x.without.of(result), x.name) for x in self.lines if x.without is not None),
@@ -378,7 +391,7 @@ class ModelBudget:
         text = [row.format("", "", *["error, %"] * len(names), *["without it"] * len(names))]
         text.append(row.format(head, "times", *names, *names))
         for line in lines[:FEW]:
-            shares = [percent(line.share(r, self.total)) for r in self.results]
+            shares = [percent(self.told_share(line, r)) for r in self.results]
             left = line.without
             errors = ["-" if left is None else f"{left.of(r):.1e}" for r in self.results]
             text.append(row.format(line.name, line.count, *shares, *errors))

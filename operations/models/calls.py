@@ -29,19 +29,21 @@ class Named(NamedTuple):
         modules: The paths of their modules.
         found: What is said of them; None if the catalogue has no such operation, or the file not
             all numbers.
+        why: Why the catalogue's plans were not compared; "" if they were, or if it has none.
     """
 
     operation: str
     function: str
     modules: tuple[str, ...]
     found: Identified | None
+    why: str = ""
 
     def __str__(self) -> str:
         count = f"{self.operation} x {len(self.modules)}"
         if self.found is None and self.operation == "attention":
             return f"{count}: not compared; capture its tensors and identify those"
         if self.found is None and self.operation in OPERATIONS:
-            return f"{count}: not compared, since it is called otherwise or numbers are missing"
+            return f"{count}: not compared, since {self.why}"
         if self.found is None:
             return f"{count}: no plan is known of {self.function}"
         return f"{count}: {self.found.name or self.found.sentence}"
@@ -52,7 +54,7 @@ def calls_of(tape: Tape, number: int) -> list[Call]:
     catalogue does not have it, or if a value was not kept.
     """
     entry = tape.entries[number]
-    if any(tape.values[v].array is None for v in (*entry.outputs, *entry.reads)):
+    if not _is_kept(tape, entry):
         return []
     args, kwargs = entry.filled(tape.numpy)
     held = {name: tape.numpy(ref.value) for name, ref in entry.held.items()}
@@ -64,6 +66,10 @@ def calls_of(tape: Tape, number: int) -> list[Call]:
         Call(name, inputs, settings, {OPERATIONS[name].outputs[0].name: x})
         for (name, inputs, settings), x in zip(calls, outputs, strict=True)
     ]
+
+
+def _is_kept(tape: Tape, entry: Entry) -> bool:
+    return all(tape.values[v].array is not None for v in (*entry.outputs, *entry.reads))
 
 
 def inputs_of(
@@ -190,11 +196,13 @@ def named(tape: Tape, tell: Callable[[str], None] = lambda text: None) -> list[N
     them, and the others are compared with that plan and its ties; where that fails, each alone.
     """
     kinds: dict[tuple[Any, ...], list[tuple[Entry, list[Call]]]] = {}
-    unknown: dict[tuple[str, str], list[Entry]] = {}
+    unknown: dict[tuple[str, str, str], list[Entry]] = {}
     for entry in tape.counted:
         calls = calls_of(tape, entry.number)
         if not calls:
-            unknown.setdefault((entry.operation, entry.function), []).append(entry)
+            unknown.setdefault((entry.operation, entry.function, _why(tape, entry)), []).append(
+                entry
+            )
             continue
         widths = [np.shape(x)[-1:] for x in calls[0].inputs.values()]
         key = (entry.operation, entry.function, *widths, *calls[0].settings.items())
@@ -208,10 +216,19 @@ def named(tape: Tape, tell: Callable[[str], None] = lambda text: None) -> list[N
             modules = (*before, *(entry.module for entry in entries))
             found[key] = Named(one.operation, one.function, modules, said)
     others = [
-        Named(operation, function, tuple(e.module for e in entries), None)
-        for (operation, function), entries in unknown.items()
+        Named(operation, function, tuple(e.module for e in entries), None, why)
+        for (operation, function, why), entries in unknown.items()
     ]
     return [*found.values(), *others]
+
+
+def _why(tape: Tape, entry: Entry) -> str:
+    """Return why an operation of the catalogue is no call of it; "" of another operation."""
+    if entry.operation not in OPERATIONS:
+        return ""
+    if not _is_kept(tape, entry):
+        return "the file lacks some of its numbers"
+    return f"the catalogue has no such call of {entry.function}"
 
 
 def _explained(

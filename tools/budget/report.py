@@ -91,7 +91,7 @@ def report(asked: BudgetOptions, found: ModelBudget, seconds: float) -> Report:
     number = f"error of the model: {found.words(found.total)}"
     opening = Opening(found.sentence, number, mood="bad" if found.broken else "")
     parts: list[Part] = [Folded("How to read this page", [Points(READ)])]
-    if found.lines and not found.broken:
+    if found.lines and not found.broken and any(map(found.adds_up, found.results)):
         parts.append(_picture(found))
     if found.lines:
         parts.append(Section("Operations", [_groups(found, found.lines)]))
@@ -141,11 +141,12 @@ def _cells(found: ModelBudget, line: ModelLine) -> list[str | Cell]:
     """Return the shares of a line, and the errors without it."""
     shares: list[str | Cell] = [
         Cell(percent(x), "strong" if x >= 0.1 else "")
-        for x in (line.share(r, found.total) for r in found.results)
+        for x in (found.told_share(line, r) for r in found.results)
     ]
     if "gradients" in found.results:
         own, total = line.backward, found.total.of("gradients")
-        part = math.nan if own is None or not total else (own.of("gradients") / total) ** 2
+        is_told = own is not None and total and found.adds_up("gradients")
+        part = (own.of("gradients") / total) ** 2 if own is not None and is_told else math.nan
         shares.insert(1, percent(part))
     return [*shares, *(_error(line.without, r) for r in found.results)]
 
@@ -199,7 +200,7 @@ def _weights(found: ModelBudget) -> Table:
     """Return the table of the gradients by weight, with what makes most of each error."""
     rows = []
     for name, own in found.total.weights.items():
-        shares = [(line.share(name, found.total), line.group) for line in found.lines]
+        shares = [(found.told_share(line, name), line.group) for line in found.lines]
         most = [x for x in sorted(shares, reverse=True)[:2] if x[0] > 0.05]
         words = ", ".join(f"{group} {share:.0%}" for share, group in most)
         rows.append([name, f"{own.error:.1e}", f"{own.gain:+.1e}", words])
@@ -207,7 +208,7 @@ def _weights(found: ModelBudget) -> Table:
 
 
 def _picture(found: ModelBudget) -> Picture:
-    """Return the shares of the groups, a panel for a result."""
+    """Return the shares of the groups, a panel for a result whose shares are told."""
     caption = (
         "The squared error that each group of operations makes alone, with all else in binary64,"
         f" over that of the model; what they do not add up to is {_rest(found)}."
@@ -218,7 +219,8 @@ def _picture(found: ModelBudget) -> Picture:
 
 def _shares(found: ModelBudget, *, is_narrow: bool) -> Figure:
     """Draw them side by side, or below each other for a narrow screen."""
-    lines, count = found.lines[:FEW][::-1], len(found.results)
+    told = [r for r in found.results if found.adds_up(r)]
+    lines, count = found.lines[:FEW][::-1], len(told)
     height, shared = 0.26 * len(lines), {"sharey": True, "sharex": True}
     if is_narrow:
         figure, axes = pictures.canvas(
@@ -226,7 +228,7 @@ def _shares(found: ModelBudget, *, is_narrow: bool) -> Figure:
         )
     else:
         figure, axes = pictures.canvas(1.1 + height, 1, count, **shared)
-    for ax, result in zip(axes.flat, found.results, strict=True):
+    for ax, result in zip(axes.flat, told, strict=True):
         shares = [100 * line.share(result, found.total) for line in lines]
         bars = ax.barh(np.arange(len(lines)), shares, height=0.7, color=pictures.DOWN)
         for bar, line, share in zip(bars, lines, shares, strict=True):
@@ -266,6 +268,7 @@ def _data(asked: BudgetOptions, found: ModelBudget, seconds: float) -> dict[str,
             "how": x.how,
             "count": x.count,
             "shares": {r: x.share(r, found.total) for r in found.results},
+            "flips": [flip._asdict() for flip in x.flips],
             **measured,
         }
 

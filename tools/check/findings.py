@@ -71,7 +71,7 @@ class Findings:
         words = {
             "envelope": "it is less exact",
             "bias": "it is biased",
-            "explanation": "no rounding explains its numbers",
+            "explanation": f"none of the {self.tried:,} plans tried explains its numbers",
             "invariance": "its results depend on how it is called",
             "edges": "it fails at edges",
         }
@@ -126,6 +126,11 @@ class Findings:
         if self.explained is not None:
             return self.explained.cause
         return "" if self.compared is None else self.compared.other
+
+    @property
+    def tried(self) -> int:
+        """How many plans the search compared with the kernel's numbers."""
+        return 0 if self.search is None else self.search.tried
 
     def _lost(self) -> str:
         """Return the first numbers that are not finite as a sentence, with the inputs of all."""

@@ -273,9 +273,13 @@ def next_step(found: Findings) -> tuple[str, str]:
             again,
         )
     if "explanation" in tests:
+        where = "casts and sums in few bits, which make errors of this size"
+        if found.search is None or found.search.kind is not Kind.LOW_BITS:
+            where = "a mistake: masks, tiles, scales"
         return (
-            "Next: no rounding does this, so look for a mistake in the code: masks, tiles, scales."
-            " The failed cases say on which inputs it is largest. After the repair, check again",
+            f"Next: none of the {found.tried:,} plans tried does this; look in the code for"
+            f" {where}. The failed cases say on which inputs it is largest. After the repair, check"
+            " again",
             again,
         )
     if {*tests} <= {"invariance", "edges"}:

@@ -119,6 +119,11 @@ class Identified:
         """The plan in words."""
         return named(self.base, self.words, self.best)
 
+    @property
+    def tried(self) -> int:
+        """How many plans were compared with the outputs."""
+        return self.forward.tried + (self.backward.tried if self.backward else 0)
+
     def is_plan(self, plan: Plan) -> bool:
         """Return whether the arithmetic that was found is that of a plan, whatever its name.
 

@@ -163,6 +163,8 @@ def test_shares_that_do_not_add_up_are_not_told():
     assert found.interaction("end") < -0.5
     assert "%" not in found.sentence.replace(f"{found.interaction('end'):+.0%} of the output", "")
     assert found.sentence.startswith("The errors of the groups do not add up (interaction -")
+    rows = [line.split() for line in str(found).splitlines()]
+    assert [row[2] for row in rows if row and row[0] in ("rms_norm", "layer_norm")] == ["-", "-"]
 
 
 @pytest.mark.parametrize("layout", ["heads first", "tokens first"])

@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 
 from roundscope.experiments.cli.main import main
 from roundscope.operations import run
-from roundscope.operations.models.calls import calls_of, named
+from roundscope.operations.models.calls import Named, calls_of, named
 from roundscope.operations.models.tape_file import load_tape
 from roundscope.operations.models.torch.comparing import candidates
 from roundscope.operations.models.torch.recording.record import record
@@ -40,6 +40,12 @@ def test_every_call_is_read_as_the_catalogue_has_it(tape):
             assert out.shape == wanted.shape and error < 2**-7, entry.title
             read.add(entry.operation)
     assert read == {"embedding", "rms_norm", "linear", "rope", "silu", "add"}
+
+
+def test_it_is_said_why_an_operation_was_not_compared():
+    """One sentence for a call of another form and for numbers that the file lacks."""
+    found = Named("rope_table", "Table", ("m",), None, "the file lacks some of its numbers")
+    assert str(found) == "rope_table x 1: not compared, since the file lacks some of its numbers"
 
 
 @pytest.mark.thorough

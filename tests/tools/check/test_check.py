@@ -323,6 +323,22 @@ def test_a_rounding_that_the_search_found_is_in_the_first_line():
     assert "--set P=bf16:toward-zero" in command
 
 
+def test_what_no_plan_explains_is_counted_and_sent_to_masks_only_where_it_is_far():
+    """ "No rounding explains its numbers", and "masks, tiles, scales", of a row sum in BF16."""
+    x = draw("gaussian", batch=1, heads=1, tokens=16, features=16)
+    out = np.asarray(examine(x.q, x.k, x.v, plan="fa2-bf16", record=None, **x.options).out)
+    same = identify(x, Outputs(out=out), lambda text: None, 0)
+    failed = Case(test="explanation", name="a", answer=Answer.FAIL, sentence="Wrong.")
+    asked = CheckOptions(source="k:f", claims="fa2")
+    for kind, is_far in ((Kind.LOW_BITS, False), (Kind.NO_ROUNDING, True)):
+        search = replace(same, kind=kind)
+        said = Findings(name="f", about="", asked=asked, cases=[failed], search=search)
+        tried = f"none of the {same.forward.tried} plans tried"
+        assert f"{tried} explains its numbers" in said.sentence
+        why, _ = report.next_step(said)
+        assert tried in why and ("masks" in why) is is_far
+
+
 def test_what_no_rounding_breaks_is_not_blamed_on_the_rounding():
     """The claimed plan as the cause of a hidden NaN, and the same command as the way out."""
     x = draw("gaussian", batch=1, heads=1, tokens=16, features=16)

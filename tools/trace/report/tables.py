@@ -8,7 +8,7 @@ from roundscope.attention.trace.parts import site_of
 from roundscope.tools.report.model import Table
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace.analysis.bias import Bias, Event
-from roundscope.tools.trace.biased import percent
+from roundscope.tools.trace.biased import FEWEST, percent
 from roundscope.tools.trace.costs import cost, visible
 from roundscope.tools.trace.request import Request
 from roundscope.tools.trace.results import Result, score
@@ -62,7 +62,11 @@ def layers(summaries: list[Summary]) -> Table:
 
 def results(s: Summary) -> Table:
     """Return the table of results; those that are biased or not finite are in red."""
-    gains = [r.gain for r in s.results if r.gain is not None and r.gain.se > 0.0]
+    gains = [
+        r.gain
+        for r in s.results
+        if r.gain is not None and r.gain.se > 0.0 and r.gain.heads >= FEWEST
+    ]
     limit = f", biased\nbeyond ±{gains[0].limit:.1f}" if gains else ""
     heads = ["result", "relative\nrms error", "largest\nerror", "too long (+)\nor short, %"]
     rows = [
@@ -93,7 +97,8 @@ def _gain(r: Result) -> list[str]:
     z = score(r.gain)
     if z != z:  # one key head: there is no scatter
         return [f"{100 * r.gain.mean:+.2g} {mark}", ""]
-    return [f"{100 * r.gain.mean:+.2g} ±{100 * r.gain.se:.1g} {mark}", f"{z:+.1f}"]
+    told = f"{z:+.1f}" if r.gain.heads >= FEWEST else "-"  # the verdict tells nothing of fewer
+    return [f"{100 * r.gain.mean:+.2g} ±{100 * r.gain.se:.1g} {mark}", told]
 
 
 def results_note(s: Summary) -> str:

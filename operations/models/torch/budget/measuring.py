@@ -112,15 +112,15 @@ class Measuring:
         changes: dict[int, Way | None] = {}
         for key, words, numbers in wanted:
             changes |= dict.fromkeys(numbers, self._way(key, words, numbers))
-        lines = self._sorted(self._groups_measured())
         notes: list[str] = []
+        lines = self._sorted(self._groups_measured(notes))
         found = self._sorted(self._events_measured(lines, notes)) if events else []
         tried = [self._tried(x) for x in (*self._largest(found), *self._largest(lines))]
         if wanted:
             ways: dict[int, Way] = {n: x for n, x in (self.own | changes).items() if x is not None}
             words = "; ".join(f"{key}: {text}" for key, text, _ in wanted)
             tried.append(Tried(words, self.errors(ways)))
-        flips = self._flips()
+        flips = self._flips(self.own_run)
         if flips:
             names = "; ".join(str(flip) for flip in flips)
             notes.insert(0, f"decisions that differ from those in binary64: {names}")
@@ -175,12 +175,15 @@ class Measuring:
         self.tell(f"{words} is tried")
         return Tried(words, self.errors(self.replaced(found.group.numbers, found.way)))
 
-    def _groups_measured(self) -> list[Measured]:
+    def _groups_measured(self, notes: list[str]) -> list[Measured]:
         found = []
         for i, group in enumerate(self.groups):
             self.tell(f"{group.name} ({i + 1} of {len(self.groups)} groups)")
             own: dict[int, Way] = dict.fromkeys(group.numbers, "own")
             line = self._line(group, "", group.how, own, None)
+            if line.flips:
+                names = "; ".join(str(flip) for flip in line.flips)
+                notes.append(f"{group.name} alone makes other decisions than binary64: {names}")
             if line.without is not None and self.tape.loss is not None:
                 line = replace(line, backward=self.errors({}, own))
             is_single = self._is_single(group)
@@ -271,13 +274,15 @@ class Measuring:
 
         own: the arithmetic of what is measured alone; absent: that of the group without it.
         """
+        run = self.step.run(own, end=self.tape.loss)
         line = ModelLine(
             group=group.name,
             event=event,
             how=how,
             count=len(group.numbers),
-            alone=self.errors(own),
+            alone=errors_of(self._results(run), self.exact),
             without=None,
+            flips=tuple(self._flips(run)),
         )
         is_lost = not all(np.isfinite(self.total.of(n)) for n in self.names)
         least = SMALL if event else NEGLIGIBLE
@@ -285,8 +290,8 @@ class Measuring:
             line = replace(line, without=self.errors(self.replaced(group.numbers, absent)))
         return line
 
-    def _flips(self) -> list[Flipped]:
-        """Return the operations that decide otherwise than in binary64.
+    def _flips(self, run: Outcome) -> list[Flipped]:
+        """Return the operations of a run that decide otherwise than in binary64.
 
         Such have results that are no floating-point numbers, of inputs that are: the numbers of
         experts or of tokens, and comparisons.
@@ -297,7 +302,7 @@ class Measuring:
                 continue
             title = f"{entry.function.rpartition('.')[2]} {entry.module}".strip()
             for v in entry.outputs:
-                one, two = self.own_run.values[v], self.exact_run.values[v]
+                one, two = run.values[v], self.exact_run.values[v]
                 if one.is_floating_point():
                     continue
                 if one.shape != two.shape:
