@@ -123,7 +123,7 @@ def test_without_emulation_there_is_nothing_to_change():
         ("-> acumulator=exact", ["did you mean 'accumulator'"]),
         ("-> stabiliser=1", ["above 1"]),
         ("-> delta_from=PDP", ["did you mean 'P_DP'"]),
-        ("-> plan=qiu", ["qiu", "Known"]),
+        ("-> plan=qiu", ["unknown preset 'qiu'", "did you mean 'qiu-yao"]),
         ("head=1 -> stabiliser=2", ["leave head= out"]),
         ("layer=2 head=0 site=O -> bf16:stochastic", ["leave head= out"]),
         ("-> plan=fa2-bf16; site=PV -> fp32", ["accumulates P V into O"]),
