@@ -171,7 +171,7 @@ def test_adding_changes_one_accumulator():
     [
         (
             lambda p: Plan.preset("qiu-yoa"),
-            ("preset", "qiu-yoa", "did you mean 'qiu-yao'", "all:<format>"),
+            ("preset", "qiu-yoa", "did you mean 'qiu-yao'", "roundscope plans lists all"),
         ),
         (lambda p: Plan.preset("all:bf61"), ("format", "bf61", "bf16")),
         (lambda p: Plan.preset("all:e8m0fnu"), ("e8m0fnu", "scale")),
