@@ -166,6 +166,7 @@ def test_counts_of_one_scale_for_a_head(name, inject):
             )
 
 
+@pytest.mark.thorough
 def test_plans_as_data_keep_their_blocks():
     """Catches a block format lost, or a seed frozen, where formats are data: heads with plans of
     their own equal single calls.

@@ -46,6 +46,7 @@ def test_a_plan_holds_in_its_layer():
     assert same(x[0], y[0]) and not same(x[1], y[1])
 
 
+@pytest.mark.thorough
 def test_a_plan_holds_in_the_backward_of_its_layer():
     """Gradients of a layer under its neighbor's plan."""
     params = step.arm(step.start(CONFIG, 1), 0).params

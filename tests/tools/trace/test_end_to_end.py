@@ -65,6 +65,7 @@ def test_the_sample_does_not_start_numba(tmp_path):
 
 
 @pytest.mark.pictures
+@pytest.mark.thorough
 def test_sample_end_to_end(run, tmp_path):
     code, out, err = run("--sample", "--layer", "layer1", "--all", "--out", tmp_path / "here")
     assert (code, err) == (0, "")
