@@ -309,6 +309,16 @@ def mask_given(mask: Any) -> Any:
     return mask
 
 
+def check_scores_shape(name: str, x: Any, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless x, of any library, broadcasts to (batch, heads, queries, keys)."""
+    own = tuple(x.shape)
+    pairs = zip(reversed(own), reversed(shape), strict=False)
+    if len(own) > 4 or any(n not in (1, size) for n, size in pairs):
+        raise ValueError(
+            f"{name}: shape {own}, must broadcast to (batch, heads, queries, keys) = {shape}"
+        )
+
+
 def bias_given(bias: Any, shape: tuple[int, ...]) -> Any:
     """Return the bias as an array of NumPy, or of JAX if it is traced.
 
@@ -321,14 +331,7 @@ def bias_given(bias: Any, shape: tuple[int, ...]) -> Any:
             " where a query sees a key, as mask"
         )
     check_floats("bias", bias)
-    own = tuple(bias.shape)
-    fits = len(own) <= 4 and all(
-        n in (1, size) for n, size in zip(own[::-1], shape[::-1], strict=False)
-    )
-    if not fits:
-        raise ValueError(
-            f"bias: shape {own}, must broadcast to (batch, heads, queries, keys) = {shape}"
-        )
+    check_scores_shape("bias", bias, shape)
     return bias if is_traced(bias) else np.asarray(bias)
 
 

@@ -18,6 +18,7 @@ from roundscope.attention.arguments import (
     block_given,
     causal_given,
     check_like_output,
+    check_scores_shape,
     check_shapes,
     engine_given,
     injections_given,
@@ -343,13 +344,8 @@ def mask_to_heads(setup: Setup, mask: Any, batch: int, heads: int) -> Any:
         return None
     mask = mask_given(mask)
     xp = mask.__array_namespace__()
-    shape = (batch, heads, setup.queries, setup.keys)
-    try:
-        return scores_to_heads(xp, mask, setup, batch)
-    except ValueError:
-        raise ValueError(
-            f"mask: shape {mask.shape}, must broadcast to (batch, heads, queries, keys) = {shape}"
-        ) from None
+    check_scores_shape("mask", mask, (batch, heads, setup.queries, setup.keys))
+    return scores_to_heads(xp, mask, setup, batch)
 
 
 def mask_and_bias(mask: Any, bias: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ from roundscope.emu.instructions.approximate import ex2, expf, lg2, rsqrt
 from roundscope.emu.instructions.polynomials import LN_2, logf
 from roundscope.emu.instructions.sleef import sleef_expf
 from roundscope.emu.roundings.modes import BINARY32
+from roundscope.events.choice import Moves, choice
 from roundscope.events.hook import Events
 from roundscope.events.place import Rows
 from roundscope.events.plan import BasePlan
@@ -35,6 +36,22 @@ class Exponential(StrEnum):
     """
     SLEEF = "sleef"
     """`Sleef_expf_u10`, which PyTorch's vectorized kernels on a CPU call."""
+
+
+def exp_field(*, number: int, forward: int) -> Exponential:
+    """Return the declaration of a plan's field `exp`, as `choice` does.
+
+    Args:
+        number: Its place in the text of which keys are made.
+        forward: When a search for a plan changes it (`Moves`).
+    """
+    return choice(
+        Exponential.CORRECT,
+        number=number,
+        called="exp",
+        doc="How exp is computed, one of `Exponential`: correct (default), cuda, ex2 or sleef.",
+        moves=Moves(forward=forward),
+    )
 
 
 class Logarithm(StrEnum):

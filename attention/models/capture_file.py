@@ -30,6 +30,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  # safetensors knows NumPy's BF16 only after this import
 import numpy as np
 
+from roundscope.attention.arguments import check_scores_shape
 from roundscope.attention.inputs.alignment import Alignment, shift_of
 from roundscope.attention.inputs.float_masks import parted
 from roundscope.emu.numbers import check_count, is_whole, listed
@@ -343,15 +344,9 @@ def _with_plain_mask(call: Captured) -> Captured:
     if call.mask is None:
         return call
     queries, keys = call.q.shape[2], call.k.shape[2]
+    check_scores_shape("mask", call.mask, (*call.q.shape[:2], queries, keys))
     mask = call.mask.reshape((1,) * (4 - call.mask.ndim) + call.mask.shape)
-    try:
-        mask = np.array(np.broadcast_to(mask, (*mask.shape[:2], queries, keys)))
-        np.broadcast_shapes(mask.shape, (*call.q.shape[:2], queries, keys))
-    except ValueError:
-        raise ValueError(
-            f"mask: shape {call.mask.shape}, must broadcast to (batch, heads, queries, keys) ="
-            f" {(*call.q.shape[:2], queries, keys)}"
-        ) from None
+    mask = np.array(np.broadcast_to(mask, (*mask.shape[:2], queries, keys)))
     notes = list(call.notes)
     is_added = mask.dtype != bool
     if is_added:

@@ -18,6 +18,7 @@ from roundscope.attention.api import attend, examine
 from roundscope.attention.arguments import (
     block_given,
     causal_given,
+    check_scores_shape,
     engine_given,
     plan_given,
     scale_given,
@@ -222,16 +223,10 @@ def _check_tensors(
             f"sinks: shape {tuple(sinks.shape)}, must be a logit for each of the {q.shape[1]} heads"
             f" of q, ({q.shape[1]},)"
         )
-    if mask is not None and mask.device != q.device:
-        raise ValueError(f"mask: on {mask.device}, must be on {q.device} as q")
     if mask is not None:
-        full = (*q.shape[:3], k.shape[2])
-        pairs = zip(reversed(mask.shape), reversed(full), strict=False)
-        if mask.ndim > 4 or any(n not in (1, size) for n, size in pairs):
-            raise ValueError(
-                f"mask: shape {tuple(mask.shape)}, must broadcast to (batch, heads, queries, keys)"
-                f" = {full}"
-            )
+        if mask.device != q.device:
+            raise ValueError(f"mask: on {mask.device}, must be on {q.device} as q")
+        check_scores_shape("mask", mask, (*q.shape[:3], k.shape[2]))
 
 
 @torch.library.custom_op(

@@ -1,9 +1,12 @@
 """The KEY=VALUE words and the seeds of a study's command; and what of a training it decides."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 from roundscope.attention.grammar.ranges import numbers
 from roundscope.emu.errors import unknown
+from roundscope.experiments.train.config import Config
 from roundscope.tools.errors import UsageError, bad
 
 NAMED = (  # fields of a GPT's Config that a condition names, or that decide no result
@@ -16,6 +19,19 @@ NAMED = (  # fields of a GPT's Config that a condition names, or that decide no 
     "keep",
     "monitor_every",
 )
+
+
+def in_words(c: Config) -> str:
+    """Return the sizes and the data of a GPT in words."""
+    return (
+        f"{c.layers} layers, width {c.width}, {c.heads} heads, context {c.context}, batch"
+        f" {c.batch}, byte-level, {c.data}"
+    )
+
+
+def unnamed(c: Config) -> dict[str, Any]:
+    """Return the fields of a GPT's Config that no condition names and that decide a result."""
+    return {name: value for name, value in asdict(c).items() if name not in NAMED}
 
 
 def pairs(words: Sequence[str], known: Sequence[str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from roundscope.events.hook import Events
 from roundscope.events.place import Rows
 from roundscope.events.plan import BasePlan
 from roundscope.events.sites import Axes, SiteBase
-from roundscope.operations.functions import Exponential, exponential
+from roundscope.operations.functions import Exponential, exp_field, exponential
 from roundscope.operations.operation import Operation, Value, in_bf16, published
 
 
@@ -72,13 +72,7 @@ class Plan(BasePlan):
         " rcp (the instruction rcp.approx).",
         moves=Moves(forward=1),
     )
-    exp: Exponential = choice(
-        Exponential.CORRECT,
-        number=1,
-        called="exp",
-        doc="How exp is computed, one of `Exponential`: correct (default), cuda, ex2 or sleef.",
-        moves=Moves(forward=2),
-    )
+    exp: Exponential = exp_field(number=1, forward=2)
     fused_slope: bool = choice(
         False,
         number=2,

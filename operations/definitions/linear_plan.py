@@ -59,6 +59,20 @@ def _at_least_one(name: str) -> Callable[[Any], str]:
     return lambda plan: "give 1 or more" if getattr(plan, name) < 1 else ""
 
 
+def _split_gradient(name: str, terms: str, result: str, *, number: int, backward: int) -> int:
+    """Return the declaration of a field: in how many parts the sum of a gradient is split."""
+    return choice(
+        1,
+        number=number,
+        doc=f"In how many parts of neighboring {terms} the sum of {result} is split, as `splits`"
+        " has it. Default 1.",
+        source="split-K kernels",
+        refused=_at_least_one(name),
+        moves=Moves(backward=backward, values=(1, 2, 4, 8)),
+        words=("1", "2", "3", "4", "8", "16"),
+    )
+
+
 def _no_matrix(plan: Any) -> str:
     n = plan.hadamard
     if n and (n < 4 or math.log(n, 4) % 1):
@@ -109,26 +123,8 @@ class Plan(BasePlan):
         refused=_at_least_one("split_unit"),
         words=("1", "64", "128"),
     )
-    splits_dx: int = choice(
-        1,
-        number=63,
-        doc="In how many parts of neighboring outputs the sum of dX is split, as `splits` has it."
-        " Default 1.",
-        source="split-K kernels",
-        refused=_at_least_one("splits_dx"),
-        moves=Moves(backward=1, values=(1, 2, 4, 8)),
-        words=("1", "2", "3", "4", "8", "16"),
-    )
-    splits_dw: int = choice(
-        1,
-        number=64,
-        doc="In how many parts of neighboring rows the sum of dW is split, as `splits` has it."
-        " Default 1.",
-        source="split-K kernels",
-        refused=_at_least_one("splits_dw"),
-        moves=Moves(backward=2, values=(1, 2, 4, 8)),
-        words=("1", "2", "3", "4", "8", "16"),
-    )
+    splits_dx: int = _split_gradient("splits_dx", "outputs", "dX", number=63, backward=1)
+    splits_dw: int = _split_gradient("splits_dw", "rows", "dW", number=64, backward=2)
     bias_first: bool = choice(
         False,
         number=1,

@@ -21,6 +21,7 @@ from roundscope.events.sites import Axes, SiteBase
 from roundscope.operations.functions import (
     Exponential,
     Logarithm,
+    exp_field,
     exponential,
     exponentials,
     logarithm,
@@ -82,13 +83,7 @@ class Plan(BasePlan):
         " logarithm) or lse (their sum).",
         moves=Moves(forward=1),
     )
-    exp: Exponential = choice(
-        Exponential.CORRECT,
-        number=1,
-        called="exp",
-        doc="How exp is computed, one of `Exponential`: correct (default), cuda, ex2 or sleef.",
-        moves=Moves(forward=2),
-    )
+    exp: Exponential = exp_field(number=1, forward=2)
     log: Logarithm = choice(
         Logarithm.CORRECT,
         number=2,

@@ -18,7 +18,7 @@ from roundscope.events.hook import Events
 from roundscope.events.place import Rows
 from roundscope.events.plan import BasePlan
 from roundscope.events.sites import Axes, SiteBase
-from roundscope.operations.functions import Exponential, exponentials, plus
+from roundscope.operations.functions import Exponential, exp_field, exponentials, plus
 from roundscope.operations.operation import Operation, Value, in_bf16, published
 
 
@@ -70,13 +70,7 @@ class Plan(BasePlan):
     PRODUCTS: ClassVar = (Site.S, Site.DS)
     FACTORS: ClassVar = {Site.S: (Site.EXP,), Site.DS: (Site.DP,)}
 
-    exp: Exponential = choice(
-        Exponential.CORRECT,
-        number=0,
-        called="exp",
-        doc="How exp is computed, one of `Exponential`: correct (default), cuda, ex2 or sleef.",
-        moves=Moves(forward=1),
-    )
+    exp: Exponential = exp_field(number=0, forward=1)
     form: Form = choice(
         Form.DIVIDED,
         number=1,

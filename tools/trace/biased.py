@@ -102,9 +102,9 @@ def event_name(s: "Summary", name: str) -> str:
 
 def way(e: Event) -> str:
     """Return which ways an event is biased, by the tests that say so, and by how many ulps."""
-    signed, away = (abs(x.lean.mean) for x in (e.signed, e.away))
-    up = "up" if e.signed.lean.mean > 0 else "down"
-    out = f"{'away from' if e.away.lean.mean > 0 else 'toward'} zero"
+    signed, away = (abs(x.error.mean) for x in (e.signed, e.away))
+    up = "up" if e.signed.error.mean > 0 else "down"
+    out = f"{'away from' if e.away.error.mean > 0 else 'toward'} zero"
     if e.signed.is_biased and e.away.is_biased:
         if f"{signed:.2g}" == f"{away:.2g}":
             return f"{up} and {out} by {signed:.2g} ulp"
@@ -114,7 +114,7 @@ def way(e: Event) -> str:
 
 def _barely(e: Event) -> str:
     """Return that a z is near its limit, which chance passes once in a hundred traces; or ""."""
-    z = max((x.lean.z for x in (e.signed, e.away) if x.is_biased), key=abs)
+    z = max((x.error.z for x in (e.signed, e.away) if x.is_biased), key=abs)
     limit = e.signed.limit
     near = (
         f" ({z_words(z)}, the limit is {limit:.1f}; one trace in a hundred has such a chance hit)"
@@ -124,7 +124,7 @@ def _barely(e: Event) -> str:
 
 def why(s: "Summary", e: Event) -> str:
     """Return why an event that rounds to nearest is biased toward zero, in brackets; or ""."""
-    if not (e.away.is_biased and e.away.lean.mean < 0.0) or "." in e.name:
+    if not (e.away.is_biased and e.away.error.mean < 0.0) or "." in e.name:
         return ""
     if s.request.plan[site_of(e.name)].mode in DIRECTED:
         return ""

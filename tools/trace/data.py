@@ -198,11 +198,11 @@ def event(e: Event, s: Summary) -> dict[str, Any]:
 def _bias(x: Bias) -> dict[str, Any]:
     """Return one of the two tests of an event as plain data."""
     return {
-        "mean_ulps": x.lean.mean,
-        "standard_error": x.lean.se,
-        "z": x.lean.z,
+        "mean_ulps": x.error.mean,
+        "standard_error": x.error.se,
+        "z": x.error.z,
         "z_by_rows": x.by_rows.z,
-        "null_deviation": x.lean.null,
+        "null_deviation": x.error.null,
         "biased": x.is_biased,
     }
 

@@ -171,7 +171,7 @@ def _share(seen: Observed, event: Event) -> Share:
     if focus.signed.shape[2] == 1:
         several, exists = np.any(several, axis=2, keepdims=True), np.ones((1, 1), dtype=bool)
     first, second = (
-        test.lean.null / test.by_rows.null if test.by_rows.null else 1.0
+        test.error.null / test.by_rows.null if test.by_rows.null else 1.0
         for test in (event.signed, event.away)
     )
     features = seen.layer.v.shape[3]
@@ -192,8 +192,8 @@ def _by_head(seen: Observed, rounding: list[Event]) -> Heads:
         of_keys = site_of(e.name).axes is Axes.SH and "." in e.name
         if trace.stats[e.name].n.shape[1] != heads or of_keys:
             continue
-        lean, by_rows = e.signed.lean, e.signed.by_rows
-        ratio = lean.null / by_rows.null if by_rows.null > 0.0 else 1.0
+        error, by_rows = e.signed.error, e.signed.by_rows
+        ratio = error.null / by_rows.null if by_rows.null > 0.0 else 1.0
         mean, score = analysis.head_leans(trace.stats[e.name], trace.rows[e.name], ratio)
         names.append(e.name)
         means.append(mean.reshape(-1))

@@ -1,1 +1,1 @@
-"""What pages of the reference say that is made from the code; `make reference` writes it there."""
+"""Write the parts of the reference that are made from the code; `make reference` runs this."""

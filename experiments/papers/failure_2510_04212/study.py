@@ -18,7 +18,7 @@ from roundscope.experiments.framework.figures.series import CALM, LETHAL, SHARE,
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Study, Table
 from roundscope.experiments.framework.verdicts import interval, number
-from roundscope.experiments.framework.words import NAMED
+from roundscope.experiments.framework.words import in_words, unnamed
 from roundscope.experiments.papers.failure_2510_04212 import claims, static, trials
 from roundscope.experiments.papers.failure_2510_04212.trials import share
 from roundscope.experiments.train.spikes import RULE
@@ -70,17 +70,14 @@ def study(scale: trials.Scale) -> Study[trials.Results]:
         rules=(claims.RULES, claims.CONTROL_RULES, PARTIAL),
         caveats=LEFT_OUT,
         about={
-            "model": (
-                f"{c.layers} layers, width {c.width}, {c.heads} heads, context {c.context}, batch"
-                f" {c.batch}, byte-level, {c.data}"
-            ),
+            "model": in_words(c),
             "training": (
                 f"rate {scale.rate:g} after {c.warmup} steps of warm-up, {scale.steps} steps, "
                 f"seeds {len(scale.seeds)}; layers, heads and factorial {scale.short} steps, "
                 f"seeds {len(scale.few)}"
             ),
         },
-        config={k: v for k, v in asdict(c).items() if k not in NAMED},
+        config=unnamed(c),
         scale=scale.name,
         static=static.static,
         parts=static.PARTS,

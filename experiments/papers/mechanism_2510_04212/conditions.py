@@ -1,4 +1,4 @@
-"""What is trained: kinds of layers, arithmetics and seeds, and the results by these."""
+"""Conditions of `reproduce mechanism`: kinds of layers, arithmetics and seeds; and their runs."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ MORE = {PLAIN: (FASTER,), REPEAT: (FASTER,)}  # of some kinds of layers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """What decides a run."""
+    """The kind of layers, the arithmetic and the seed that decide a run."""
 
     variant: str
     arithmetic: str

@@ -7,7 +7,6 @@ the likeness, Llama's layers have it, and Muon fails as AdamW does (versions 2 t
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from roundscope.experiments.catalogue import MECHANISM
@@ -17,7 +16,7 @@ from roundscope.experiments.framework.estimates import grouped
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Launch, Study, Table
 from roundscope.experiments.framework.verdicts import number
-from roundscope.experiments.framework.words import NAMED
+from roundscope.experiments.framework.words import in_words, unnamed
 from roundscope.experiments.papers.mechanism_2510_04212 import claims, figures, real
 from roundscope.experiments.papers.mechanism_2510_04212.conditions import (
     EXACT,
@@ -81,16 +80,13 @@ def study(scale: Scale) -> Study[Results]:
         rules=claims.RULES,
         caveats=CAVEATS,
         about={
-            "model": (
-                f"{c.layers} layers, width {c.width}, {c.heads} heads, context {c.context}, batch"
-                f" {c.batch}, byte-level, {c.data}; and {', '.join(list(VARIANTS)[1:])}"
-            ),
+            "model": f"{in_words(c)}; and {', '.join(list(VARIANTS)[1:])}",
             "training": (
                 f"rate {scale.rate:g} after {c.warmup} steps of warm-up, {c.steps} steps,"
                 f" {scale.seeds} seeds"
             ),
         },
-        config={k: v for k, v in asdict(c).items() if k not in NAMED},
+        config=unnamed(c),
         scale=scale.name,
         static=real.static,
     )

@@ -5,7 +5,7 @@ on the preset, is in papers.failure_2510_04212; docs/findings/kernels.md says ho
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from matplotlib.figure import Figure as Picture
@@ -21,7 +21,7 @@ from roundscope.experiments.framework.figures.series import SHARE
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Study, Table
 from roundscope.experiments.framework.verdicts import Verdict, Word, verdict_on
-from roundscope.experiments.framework.words import NAMED
+from roundscope.experiments.framework.words import in_words, unnamed
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.settings import Arm
 from roundscope.tools.report.pictures import INK, canvas
@@ -77,7 +77,7 @@ ROWS = {  # case -> its rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """What decides a run."""
+    """The arithmetic, the case, the row of the table and the seed that decide a run."""
 
     arithmetic: str
     case: str
@@ -190,16 +190,13 @@ def asked(quick: bool) -> Study[Results]:
         caveats="Small models on Python's sources; the paper's own has 12 layers and trains for"
         " thousands of steps. Sums are native.",
         about={
-            "model": (
-                f"{c.layers} layers, width {c.width}, {c.heads} heads, context {c.context}, batch"
-                f" {c.batch}, byte-level, {c.data}"
-            ),
+            "model": in_words(c),
             "training": (
                 f"rate {scale.rate:g} after {c.warmup} steps of warm-up, {c.steps} steps; seeds"
                 f" {scale.fast} at three times the rate, else {scale.seeds}"
             ),
         },
-        config={k: v for k, v in asdict(c).items() if k not in NAMED},
+        config=unnamed(c),
         scale=scale.name,
     )
 

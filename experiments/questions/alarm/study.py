@@ -6,7 +6,7 @@ right: they have other events, rates, sizes, algorithms and seeds.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Study, Table
 from roundscope.experiments.framework.verdicts import Range, Verdict, Word, judge, verdict_on
 from roundscope.experiments.framework.warning import LEAD, RISE, moves
-from roundscope.experiments.framework.words import NAMED
+from roundscope.experiments.framework.words import in_words, unnamed
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.linear import FULL as FULL_PRECISION
 from roundscope.experiments.train.gpt.plans import Tables
@@ -356,16 +356,13 @@ def asked(quick: bool) -> Study[Results]:
         rules=RULES,
         caveats=CAVEATS,
         about={
-            "model": (
-                f"{c.layers} layers, width {c.width}, {c.heads} heads, context {c.context}, batch"
-                f" {c.batch}, byte-level, {c.data}; sizes {', '.join(SIZES)}"
-            ),
+            "model": f"{in_words(c)}; sizes {', '.join(SIZES)}",
             "training": (
                 f"rate {scale.rate:g} after {c.warmup} steps of warm-up, {c.steps} steps;"
                 f" {scale.seeds} seeds"
             ),
         },
-        config={k: v for k, v in asdict(c).items() if k not in NAMED},
+        config=unnamed(c),
         scale=scale.name,
     )
 

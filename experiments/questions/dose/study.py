@@ -19,7 +19,7 @@ from roundscope.experiments.framework.estimates import factor
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Progress, Study, Table
 from roundscope.experiments.framework.verdicts import Verdict, Word, interval, judge, verdict_on
-from roundscope.experiments.framework.words import NAMED, seeds_of
+from roundscope.experiments.framework.words import seeds_of, unnamed
 from roundscope.experiments.options import DoseOptions
 from roundscope.experiments.questions.dose import doses, results
 from roundscope.experiments.questions.dose.results import PICTURES, Found, Results, Runs, Topic
@@ -97,7 +97,7 @@ def of_scale(asked: doses.Scale) -> Study[Results]:
         rules=(RULES,),
         caveats=LEFT_OUT,
         about={"model": _model(c, "all is FP32 but one event of attention")},
-        config=_shown(c),
+        config=unnamed(c),
         scale=asked.name,
     )
 
@@ -127,7 +127,7 @@ def of_topic(name: str, asked: Topic) -> Study[Found]:
         ],
         caveats=asked.notes,
         about={"model": _model(asked.config, asked.about), "seeds": str(len(asked.seeds))},
-        config=_shown(asked.config),
+        config=unnamed(asked.config),
     )
 
 
@@ -172,10 +172,6 @@ def _model(c: Config, what: str) -> str:
         f"byte-level GPT of {c.layers} layers, width {c.width}, {c.heads} heads, context"
         f" {c.context}, batch {c.batch}, on {data}; {what}"
     )
-
-
-def _shown(c: Config) -> dict[str, Any]:
-    return {name: value for name, value in asdict(c).items() if name not in NAMED}
 
 
 def answer(r: Results) -> str:

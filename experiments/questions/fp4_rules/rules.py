@@ -58,7 +58,7 @@ class Rule:
 
     @property
     def is_random(self) -> bool:
-        """Whether its results depend on a seed."""
+        """Return whether the rule draws random numbers, so that its results depend on a seed."""
         is_drawn = self.block.element.mode is RoundingMode.STOCHASTIC
         return is_drawn or bool(self.turned) or self.corrected
 

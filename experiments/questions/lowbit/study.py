@@ -8,7 +8,6 @@ real tensors (`static`).
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import NamedTuple
 
 from roundscope.experiments.catalogue import LOWBIT
@@ -16,7 +15,7 @@ from roundscope.experiments.framework.counts import counted, diverged, share, si
 from roundscope.experiments.framework.estimates import Estimate, mean, positive
 from roundscope.experiments.framework.study import Figure, Study, Table
 from roundscope.experiments.framework.verdicts import Verdict, Word, interval, judge, verdict_on
-from roundscope.experiments.framework.words import NAMED
+from roundscope.experiments.framework.words import in_words, unnamed
 from roundscope.experiments.questions.lowbit import static
 from roundscope.experiments.questions.lowbit import trainings as t
 from roundscope.experiments.questions.lowbit.comparisons import (
@@ -152,17 +151,14 @@ def study(scale: t.Scale) -> Study[Results]:
         static=lambda progress: static.measured(progress, quick=scale.name == "quick"),
         parts=static.parts(quick=scale.name == "quick"),
         about={
-            "model": (
-                f"{c.layers} layers, width {c.width}, {c.heads} heads, context {c.context}, batch"
-                f" {c.batch}, byte-level, {c.data}"
-            ),
+            "model": in_words(c),
             "training": (
                 f"rates {', '.join(f'{x:g}' for x in scale.pairs)} after {c.warmup} steps of"
                 f" warm-up, {c.steps} steps; {scale.seeds} seeds"
             ),
             "recipes": "; ".join(f"{r.title}: {r.source}" for r in RECIPES.values()),
         },
-        config={k: v for k, v in asdict(c).items() if k not in NAMED},
+        config=unnamed(c),
         scale=scale.name,
     )
 

@@ -1,4 +1,4 @@
-"""What the linear layers of a GPT multiply: X, W and the gradient G of a step, in FP32."""
+"""`operands`: the inputs X, weights W and gradients G of a GPT's linear layers in a step, FP32."""
 
 from functools import lru_cache
 from typing import Any

@@ -1,4 +1,4 @@
-"""What explains an output that is not the claimed plan's: another plan, or one place."""
+"""An output that is not the claimed plan's is explained by another plan, or by one row."""
 
 import numpy as np
 import pytest

@@ -10,7 +10,7 @@ from tests.tools.trace.inputs import tensors
 
 
 class Reached(Exception):
-    """What was asked for, in place of a diagnosis, which takes seconds."""
+    """Ends the command with the plan that it would diagnose."""
 
 
 def test_changes_reach_the_plan_and_the_next_command(roundscope, tmp_path, monkeypatch):

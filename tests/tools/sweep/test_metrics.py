@@ -296,8 +296,8 @@ def test_sites_agree_with_the_trace_report():
                 total.nan,
             )
             wanted = [
-                event.signed.lean.mean,
-                event.signed.lean.se,
+                event.signed.error.mean,
+                event.signed.error.se,
                 event.mean_abs,
                 event.peak,
                 total.coherence,

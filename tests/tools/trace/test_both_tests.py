@@ -13,7 +13,7 @@ from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.roundings.modes import RoundingMode, rounding
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace import data
-from roundscope.tools.trace.analysis.bias import Bias, Lean
+from roundscope.tools.trace.analysis.bias import Bias, MeanError
 from roundscope.tools.trace.analysis.consequences import Gain
 from roundscope.tools.trace.repairs import changes
 from roundscope.tools.trace.report.words import sentence, short
@@ -63,7 +63,7 @@ def test_every_truncated_event_is_marked(plain):
     marked = {e.name: e for e in found.biased_events}
     for name in names:
         away = marked[name].away
-        assert away.is_biased and away.lean.mean < -0.1 * marked[name].share("inexact"), name
+        assert away.is_biased and away.error.mean < -0.1 * marked[name].share("inexact"), name
 
 
 @pytest.mark.parametrize("name", ["DS", "DQ_OUT"])
@@ -73,7 +73,7 @@ def test_an_event_that_is_truncated_is_named(name):
     assert f"1 is biased: {name} toward zero" in sentence(found)
     assert f"{name} toward zero by 0.5" in short(found).replace("0.49", "0.5")
     (event,) = found.biased_events
-    assert not event.signed.is_biased and event.away.lean.z < -10.0
+    assert not event.signed.is_biased and event.away.error.z < -10.0
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -94,9 +94,9 @@ def test_the_mean_away_from_zero_is_that_of_the_events():
     unit = np.exp2(np.floor(np.log2(np.abs(before))) - 7)
     (event,) = (e for e in found.events if e.name == site)
     want = ((after - before) / unit * np.sign(before)).sum() / before.size
-    assert event.away.lean.mean == pytest.approx(want, rel=1e-9)
+    assert event.away.error.mean == pytest.approx(want, rel=1e-9)
     written = data.event(event, found)["away_from_zero"]
-    assert written["mean_ulps"] == event.away.lean.mean and written["biased"] is False
+    assert written["mean_ulps"] == event.away.error.mean and written["biased"] is False
 
 
 def test_a_file_of_cut_inputs_reads_as_one_list():
@@ -112,8 +112,8 @@ def made_up(plain, random):
 
     def bias():
         z = plain.limit * random.uniform(-0.9, 0.9) * random.choice([1.0, far[0]])
-        lean = Lean(mean=0.1 * z, se=0.1, z=z, null=0.1)
-        return Bias(lean=lean, by_rows=lean, limit=plain.limit)
+        error = MeanError(mean=0.1 * z, se=0.1, z=z, null=0.1)
+        return Bias(error=error, by_rows=error, limit=plain.limit)
 
     def gain():
         return Gain(mean=random.uniform(-0.9, 0.9) * far[1], se=0.5, limit=2.0, heads=9)
@@ -154,8 +154,8 @@ def cut():
 def test_the_budget_names_what_no_test_marks(cut):
     """An event too small to mark that makes a result too short, and is not named."""
     assert "DS toward zero" in sentence(cut)
-    none = Lean(mean=0.0, se=1.0, z=0.0, null=1.0)
-    quiet = Bias(lean=none, by_rows=none, limit=cut.limit)
+    none = MeanError(mean=0.0, se=1.0, z=0.0, null=1.0)
+    quiet = Bias(error=none, by_rows=none, limit=cut.limit)
     text = sentence(replace(cut, events=[replace(e, signed=quiet, away=quiet) for e in cut.events]))
     assert text.startswith("Biased: ") and "too short by" in text and "though none of" in text
     assert "the largest cause is DS (bf16:toward-zero), which alone changes" in text

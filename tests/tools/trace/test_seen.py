@@ -76,7 +76,7 @@ def test_splitting_by_heads_changes_nothing(monkeypatch, small, changes):
     np.testing.assert_array_equal(direct.dk, split.results["dk"])
     for a, b in zip(summarise(whole).events, summarise(split).events, strict=True):
         assert a.distinct == b.distinct
-        for one, other in ((a.signed.lean, b.signed.lean), (a.away.lean, b.away.lean)):
+        for one, other in ((a.signed.error, b.signed.error), (a.away.error, b.away.error)):
             assert (one.mean, one.z) == (pytest.approx(other.mean), pytest.approx(other.z))
 
 

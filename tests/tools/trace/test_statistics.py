@@ -9,28 +9,28 @@ from roundscope.emu.formats.format import format_named
 from roundscope.emu.stats.summary import Stats
 from roundscope.tools.trace.analysis import bias as analysis
 from roundscope.tools.trace.analysis import consequences
-from roundscope.tools.trace.analysis.bias import lean, threshold
+from roundscope.tools.trace.analysis.bias import mean_error, threshold
 
 
 def test_z_is_the_formula_and_its_null_is_standard_normal():
     random = np.random.default_rng(0)
     rows = random.standard_normal(50)
-    assert lean([rows], 500).z == pytest.approx(rows.sum() / math.sqrt((rows**2).sum()))
-    flipped = [lean([rows * random.choice([-1, 1], 50)], 500).z for _ in range(4000)]
+    assert mean_error([rows], 500).z == pytest.approx(rows.sum() / math.sqrt((rows**2).sum()))
+    flipped = [mean_error([rows * random.choice([-1, 1], 50)], 500).z for _ in range(4000)]
     assert abs(np.mean(flipped)) < 0.06 and np.std(flipped) == pytest.approx(1.0, abs=0.04)
 
 
 def test_the_widest_null_counts():
     rows, values = np.ones(100), np.array([60.0, 40.0])
-    assert lean([rows], 1000).z == pytest.approx(10.0)
-    assert lean([rows, values], 1000).z == pytest.approx(100 / math.hypot(60, 40))
-    assert lean([rows], 1000, independent=1e4).z == pytest.approx(1.0)
-    assert lean([np.zeros(3)], 9).z == 0.0
+    assert mean_error([rows], 1000).z == pytest.approx(10.0)
+    assert mean_error([rows, values], 1000).z == pytest.approx(100 / math.hypot(60, 40))
+    assert mean_error([rows], 1000, independent=1e4).z == pytest.approx(1.0)
+    assert mean_error([np.zeros(3)], 9).z == 0.0
 
 
 def test_standard_error_is_that_of_the_rows():
     random = np.random.default_rng(1)
-    errors = [lean([random.normal(0.3, 1.0, 400)], 400) for _ in range(300)]
+    errors = [mean_error([random.normal(0.3, 1.0, 400)], 400) for _ in range(300)]
     assert np.mean([e.se for e in errors]) == pytest.approx(
         np.std([e.mean for e in errors]), rel=0.1
     )
@@ -43,12 +43,12 @@ def test_planted_bias_is_found_and_none_is_not(bias, leans):
     rows, even = errors.sum(-1), np.zeros((1, 3, 200))
     e = analysis.event("O", format_named("bf16"), _stats(errors), rows, even, threshold(30))
     assert e.is_biased is e.signed.is_biased is leans and not e.away.is_biased
-    found = e.signed.lean
+    found = e.signed.error
     assert found.mean == pytest.approx(errors.mean())
     assert not leans or math.copysign(1, found.z) == math.copysign(1, bias)
     assert found.se == pytest.approx(errors.std() / math.sqrt(errors.size), rel=0.1)
     outward = analysis.event("O", format_named("bf16"), _stats(errors), even, rows, threshold(30))
-    assert outward.away.lean == found and outward.is_biased is leans
+    assert outward.away.error == found and outward.is_biased is leans
     assert not outward.signed.is_biased
 
 
@@ -60,7 +60,7 @@ def test_errors_that_agree_inside_a_row_do_not_pass_for_bias():
         errors = np.repeat(random.uniform(-0.5, 0.5, (1, 1, 200, 1)), 32, -1)
         rows = errors.sum(-1)
         e = analysis.event("O", format_named("bf16"), _stats(errors), rows, rows, 3.3)
-        zs.append(e.signed.lean.z)
+        zs.append(e.signed.error.z)
     assert np.std(zs) == pytest.approx(1.0, abs=0.15)
 
 

@@ -26,7 +26,7 @@ LAST = ("OUT=bf16 DQ_OUT=bf16 DK_OUT=bf16 DV_OUT=bf16",)
 
 
 def summary(changes=LAST, plan="fp32", factor=1.0, **more):
-    """What is traced of numbers of BF16: fp32 but for the last roundings, so as good as can be."""
+    """Trace BF16 numbers under fp32 with results in BF16, whose errors are of one rounding."""
     x = np.random.default_rng(7).standard_normal((4, 1, 48, 4, 16)).astype(ml_dtypes.bfloat16)
     q, k, v, do = (np.float32(factor) ** (n < 2) * x[n].astype(np.float32) for n in range(4))
     layer = Layer(name="a", q=q, k=k, v=v, do=do)

@@ -101,7 +101,7 @@ SITE_METRICS: dict[str, str] = {
     "mean_ulps": "mean signed error in ulps: the bias; an overflow to infinity counts as no error",
     "se_ulps": (
         "its standard error, with the errors of a row taken together"
-        " (tools.trace.analysis.bias.lean)"
+        " (tools.trace.analysis.bias.mean_error)"
     ),
     "mean_abs_ulps": "mean |error| in ulps",
     "rms_ulps": "root mean square error in ulps",

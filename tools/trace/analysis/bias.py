@@ -30,7 +30,7 @@ FALSE_ALARMS = 0.01  # chance that a report without any bias marks something
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lean:
+class MeanError:
     """A mean signed error (a bias) and its test against the null hypothesis.
 
     mean, se  mean and its standard error, per event
@@ -49,7 +49,7 @@ def threshold(tests: int) -> float:
     return NormalDist().inv_cdf(1.0 - FALSE_ALARMS / (2 * max(tests, 1)))
 
 
-def lean(clusters: Sequence[Any], n: int, independent: float = 0.0) -> Lean:
+def mean_error(clusters: Sequence[Any], n: int, independent: float = 0.0) -> MeanError:
     """Test the mean of n errors against sign flips of clusters of them.
 
     clusters     for each way to group the events (rows; distinct arguments), the sum of signed
@@ -68,7 +68,7 @@ def lean(clusters: Sequence[Any], n: int, independent: float = 0.0) -> Lean:
     centered = max(
         flips[0] - total**2 / max(groups[0].size, 1), independent - total**2 / n, *flips[1:], 0.0
     )
-    return Lean(
+    return MeanError(
         mean=total / n,
         se=math.sqrt(centered) / n,
         z=total / null if null > 0.0 else 0.0,
@@ -80,29 +80,29 @@ def lean(clusters: Sequence[Any], n: int, independent: float = 0.0) -> Lean:
 class Bias:
     """One of the two questions asked of an event, and its answer.
 
-    lean     the bias;  by_rows: the bias as flips of rows alone would show it
+    error    the mean error;  by_rows: the bias as flips of rows alone would show it
     limit    the |z| beyond which there is a bias
     """
 
-    lean: Lean
-    by_rows: Lean
+    error: MeanError
+    by_rows: MeanError
     limit: float
 
     @property
     def is_biased(self) -> bool:
         """Whether |z| exceeds the threshold."""
-        return abs(self.lean.z) > self.limit
+        return abs(self.error.z) > self.limit
 
     @property
     def is_shared(self) -> bool:
         """Whether |z| does so by rows only, because equal arguments round alike."""
-        return abs(self.by_rows.z) > self.limit >= abs(self.lean.z)
+        return abs(self.by_rows.z) > self.limit >= abs(self.error.z)
 
     @property
     def mark(self) -> str:
         """▲ or ▼ for a bias, = where shared arguments explain it, else ·."""
         if self.is_biased:
-            return "▲" if self.lean.mean > 0 else "▼"
+            return "▲" if self.error.mean > 0 else "▼"
         return "=" if self.is_shared else "·"
 
 
@@ -147,8 +147,8 @@ class Event:
     @property
     def relative(self) -> float:
         """The largest relative error that a mean can be: an ulp of a format is at most epsilon."""
-        biased = [abs(t.lean.mean) for t in (self.signed, self.away) if t.is_biased]
-        return max(biased, default=abs(self.signed.lean.mean)) * self.format.epsilon
+        biased = [abs(t.error.mean) for t in (self.signed, self.away) if t.is_biased]
+        return max(biased, default=abs(self.signed.error.mean)) * self.format.epsilon
 
     def share(self, name: str) -> float:
         """Return a count as a share of all events."""
@@ -176,9 +176,9 @@ def event(
     n, squares = int(total.n), float(total.sq_ulps)
 
     def test(sums: np.ndarray, shared: np.ndarray | None) -> Bias:
-        by_rows = lean([sums], n, squares)
-        both = by_rows if shared is None else lean([sums, shared], n, squares)
-        return Bias(lean=both, by_rows=by_rows, limit=limit)
+        by_rows = mean_error([sums], n, squares)
+        both = by_rows if shared is None else mean_error([sums, shared], n, squares)
+        return Bias(error=both, by_rows=by_rows, limit=limit)
 
     means = np.where(stats.n > 0, stats.mean_ulps, 0.0)
     worst = np.unravel_index(int(np.abs(means).argmax()), means.shape)

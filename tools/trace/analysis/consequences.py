@@ -13,7 +13,7 @@ import numpy as np
 
 from roundscope.emu.stats import comparison
 from roundscope.emu.stats.comparison import deviations, relative_rms
-from roundscope.tools.trace.analysis.bias import FALSE_ALARMS, Lean, lean, threshold
+from roundscope.tools.trace.analysis.bias import FALSE_ALARMS, MeanError, mean_error, threshold
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
@@ -103,7 +103,7 @@ class DeltaDrift:
     z: np.ndarray
     worst: tuple[int, int]
     limit: float
-    overall: Lean
+    overall: MeanError
     identity: float
 
     @property
@@ -155,7 +155,7 @@ def delta_drift(delta: Any, other: Any, out: Any, other_out: Any, do: Any) -> De
         z=z,
         worst=(int(b), int(n)),
         limit=threshold(z.size),
-        overall=lean([kept], int(fine.sum()) * d.shape[1]),
+        overall=mean_error([kept], int(fine.sum()) * d.shape[1]),
         identity=float(np.where(np.isfinite(gap), gap, 0.0).max(initial=0.0)),
     )
 
@@ -170,8 +170,8 @@ class Share:
 
     site: str
     events: tuple[int, int]
-    signed: tuple[Lean, Lean]
-    away: tuple[Lean, Lean]
+    signed: tuple[MeanError, MeanError]
+    away: tuple[MeanError, MeanError]
 
     @property
     def share(self) -> float:
@@ -209,11 +209,11 @@ def share(
     parts = (several & exists, ~several & exists)
     ones, others = (int(np.broadcast_to(p, signed.shape).sum()) * features for p in parts)
 
-    def mean(x: np.ndarray, part: np.ndarray, n: int, by: float) -> Lean:
-        b = lean([np.where(part, x, 0.0).sum(2)], n)
-        return Lean(mean=b.mean, se=b.se * by, z=b.z / by, null=b.null * by)
+    def mean(x: np.ndarray, part: np.ndarray, n: int, by: float) -> MeanError:
+        b = mean_error([np.where(part, x, 0.0).sum(2)], n)
+        return MeanError(mean=b.mean, se=b.se * by, z=b.z / by, null=b.null * by)
 
-    def means(x: np.ndarray, by: float) -> tuple[Lean, Lean]:
+    def means(x: np.ndarray, by: float) -> tuple[MeanError, MeanError]:
         return mean(x, parts[0], ones, by), mean(x, parts[1], others, by)
 
     return Share(

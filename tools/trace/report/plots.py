@@ -52,9 +52,9 @@ def bias(summary: Summary) -> Figure:
 
 def _biases(ax: Any, limit: float, biases: list[tuple[Event, Bias]], title: str) -> None:
     """Draw the answers to one of the two tests, one for each event."""
-    y, means = np.arange(len(biases)), np.array([b.lean.mean for _, b in biases])
-    band = limit * np.array([b.lean.null for _, b in biases])
-    colours = [(UP if b.lean.mean > 0 else DOWN) if b.is_biased else QUIET for _, b in biases]
+    y, means = np.arange(len(biases)), np.array([b.error.mean for _, b in biases])
+    band = limit * np.array([b.error.null for _, b in biases])
+    colours = [(UP if b.error.mean > 0 else DOWN) if b.is_biased else QUIET for _, b in biases]
     ax.barh(
         y,
         2 * band,
@@ -65,7 +65,7 @@ def _biases(ax: Any, limit: float, biases: list[tuple[Event, Bias]], title: str)
     )
     bars = ax.barh(y, means, height=0.4, color=colours)
     for bar, (e, b) in zip(bars, biases, strict=True):
-        told = f"{e.name}, {title}: {b.lean.mean:+.2g} ulp, {z_words(b.lean.z)}"
+        told = f"{e.name}, {title}: {b.error.mean:+.2g} ulp, {z_words(b.error.z)}"
         hover(bar, f"{told}; {formula(e.name)}")
     _signed_log(ax.set_xscale, np.concatenate([means, band]))
     ax.axvline(0.0, color=INK, lw=0.8)

@@ -245,7 +245,7 @@ def cells(e: Event, batch: int) -> list[str]:
 
 def _bias(e: Event, x: Bias) -> list[str]:
     """Return a test's mean error in at most 9 characters, "-" if all is NaN, its z, its mark."""
-    mean, z = x.lean.mean, x.lean.z
+    mean, z = x.error.mean, x.error.z
     if e.counts["nan"] == e.counts["n"]:
         return ["-", "", x.mark]
     return [

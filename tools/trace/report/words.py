@@ -9,7 +9,7 @@ from roundscope.attention.trace.parts import site_of
 from roundscope.emu.roundings.modes import Overflow
 from roundscope.events.plan import base_name
 from roundscope.tools.report.wording import listed
-from roundscope.tools.trace.analysis.bias import Event, Lean, threshold
+from roundscope.tools.trace.analysis.bias import Event, MeanError, threshold
 from roundscope.tools.trace.analysis.consequences import DeltaDrift
 from roundscope.tools.trace.biased import LOST, bias, event_name, too
 from roundscope.tools.trace.request import Request
@@ -132,16 +132,16 @@ def _clipping(s: Summary) -> str:
 def _ways(e: Event) -> str:
     """Return which ways an event is biased, by the tests that say so, and by how much."""
     signed, away = e.signed, e.away
-    up = "up" if signed.lean.mean > 0 else "down"
-    out = f"{'away from' if away.lean.mean > 0 else 'toward'} zero"
+    up = "up" if signed.error.mean > 0 else "down"
+    out = f"{'away from' if away.error.mean > 0 else 'toward'} zero"
     if signed.is_biased and away.is_biased:
-        if abs(signed.lean.mean) == abs(away.lean.mean):  # all arguments have one sign
-            return f"{up}, {out}, by {_mean(signed.lean)}"
-        return f"{up} by {_mean(signed.lean)} and {out} by {_mean(away.lean)}"
-    return f"{out} by {_mean(away.lean)}" if away.is_biased else f"{up} by {_mean(signed.lean)}"
+        if abs(signed.error.mean) == abs(away.error.mean):  # all arguments have one sign
+            return f"{up}, {out}, by {_mean(signed.error)}"
+        return f"{up} by {_mean(signed.error)} and {out} by {_mean(away.error)}"
+    return f"{out} by {_mean(away.error)}" if away.is_biased else f"{up} by {_mean(signed.error)}"
 
 
-def _mean(x: Lean) -> str:
+def _mean(x: MeanError) -> str:
     return f"{abs(x.mean):.2g} ± {x.se:.1g}"
 
 

@@ -271,7 +271,7 @@ class _Node:
 
     @cached_property
     def is_narrow(self) -> bool:
-        """Whether the types of the model hold what it reads."""
+        """Return whether the operation's inputs survive rounding to the model's types unchanged."""
         return all(_equal(x, self.known[v]) for v, x in self.widened.items())
 
     def near(self, way: Way) -> Ran:

@@ -72,10 +72,10 @@ def proxy(along):
             loss=1e-3,
             extra={
                 "spikes": 0,
-                "measures": ((0, {"zeta": zeta * (1 + s / 100), "along": lean * (1 + s / 100)}),),
+                "measures": ((0, {"zeta": zeta * (1 + s / 100), "along": bias * (1 + s / 100)}),),
             },
         )
-        for name, (zeta, lean) in along.items()
+        for name, (zeta, bias) in along.items()
         for s in SEEDS
     ]
 
@@ -228,7 +228,7 @@ def test_what_diverges_is_judged_against_what_should_not(died, word):
 
 
 def test_the_lean_of_a_gradient_is_signed():
-    """A larger error taken for a lean; a lean of the other sign that agrees."""
+    """A larger error taken for a bias; a bias of the other sign that agrees."""
     own = {FP32: (0.0, 0.0), FLOOR: (0.06, -0.02), RCEIL: (0.05, -0.01), FLOOR_SR: (0.07, -0.001)}
     made = collected([], proxy(own))
     assert (
