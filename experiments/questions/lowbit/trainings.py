@@ -21,13 +21,14 @@ from roundscope.experiments.questions.lowbit.recipes import (
     CENTRED,
     CENTRED_HIGH,
     CENTRED_MATCHED,
+    CENTRED_OF_ROUNDED,
     FP32,
     HIGH,
     MATCHED,
     NONE,
+    OF_ROUNDED,
     OWN,
     OWN_HIGH,
-    ROWS_MATCHED,
     SHAMS,
     SHAMS_MATCHED,
     pairs,
@@ -67,6 +68,7 @@ ABOUT = "measured in the middle and at the end, on the first sequence"
 SIZES: dict[str, Any] = {"layers": 2, "heads": 4, "width": 128, "context": 64, "batch": 16}
 WHOLE = (NONE, CENTRED, *SHAMS, MATCHED, HIGH, CENTRED_MATCHED, CENTRED_HIGH, BOTH, BOTH_OF_P)
 FEW = (NONE, CENTRED, MATCHED, CENTRED_MATCHED, BOTH)
+PLAIN = ("nvfp4", "int8", "mxfp4", "int4", "fp8-block")  # one recipe of each format
 QUICK = Scale(
     name="quick",
     config=Config(
@@ -90,17 +92,17 @@ FULL = Scale(
     pairs={
         1e-2: [
             *((recipe, cure) for recipe, cure in pairs() if cure in WHOLE or recipe == BF16),
-            *(("nvfp4", cure) for cure in (*SHAMS_MATCHED, OWN, OWN_HIGH)),
-            *(("int8", cure) for cure in SHAMS_MATCHED),
-            ("mxfp4", ROWS_MATCHED),
+            *((recipe, cure) for recipe in PLAIN for cure in (*SHAMS_MATCHED, OWN, OWN_HIGH)),
+            *((recipe, cure) for recipe in PLAIN for cure in (OF_ROUNDED, CENTRED_OF_ROUNDED)),
         ],
         3e-3: [
-            (BF16, NONE),
-            (BF16, CENTRED),
-            (FP32, NONE),
-            *(("nvfp4", cure) for cure in (*FEW, OWN, OWN_HIGH, BOTH_OF_P)),
-            *(("int8", cure) for cure in (*FEW, BOTH_OF_P)),
-            *(("mxfp4", cure) for cure in FEW),
+            *((recipe, cure) for recipe, cure in pairs() if cure in (*FEW, BOTH_OF_P)),
+            *(
+                (recipe, cure)
+                for recipe in PLAIN
+                for cure in (HIGH, *SHAMS, *SHAMS_MATCHED, OWN, OWN_HIGH)
+            ),
+            *((recipe, cure) for recipe in PLAIN for cure in (OF_ROUNDED, CENTRED_OF_ROUNDED)),
         ],
     },
 )
