@@ -1,15 +1,16 @@
 """Attention of a diffusion transformer: how far tiled attention is from unfused, on its tensors.
 
     pip install diffusers scikit-learn
-    python -m tests.checks.diffusion_block --train diffusion.json [--steps 1000]
+    python -m tests.checks.diffusion_block --train diffusion.json [--steps 500]
     python -m tests.checks.diffusion_block diffusion.json
 
 The first command trains a `DiTTransformer2DModel` of the diffusers library (adaLN-zero blocks,
 attention without a causal mask) to take noise away from scikit-learn's 8 x 8 digits, which it gets
 as 16 x 16 images of 256 tokens, in BF16 by autocast. Then it runs the model at five timesteps under
 `roundscope.torch.capture`, which changes no bit of its outputs, and computes each call's attention
-beside it: by plans in tiles, by the same plan without tiles, and exactly. The file keeps the largest
-and the rms deviation of each image. The second command prints the table, and trains nothing.
+beside it: by plans in tiles, by the same plan without tiles, and exactly. The file keeps the
+largest and the rms deviation of each image. The second command prints the table, and trains
+nothing.
 
 It is a small model of small images: no text, no latents, no published weights.
 """
@@ -18,7 +19,7 @@ import argparse
 import json
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,12 @@ from roundscope.experiments.framework.verdicts import interval
 from roundscope.tools.sweep.measuring.calls import unfused_plan
 
 TIMESTEPS = (20, 250, 500, 750, 980)
-IMAGES, TILE, SIZE = 8, 64, 16
+IMAGES, TILE, SIZE, BATCH = 8, 64, 16, 8
 PLANS = {  # as `reproduce golden` names its emulations -> the plan
-    "ops:bf16": "fp32; format=bf16",
-    "sums:bf16": "all:bf16",
-    "qiu-yao": "qiu-yao",
-    "fa2-bf16": "fa2-bf16",
+    "ops:bf16": Plan.preset("fp32").changed("format=bf16"),
+    "sums:bf16": Plan.preset("all:bf16"),
+    "qiu-yao": Plan.preset("qiu-yao"),
+    "fa2-bf16": Plan.preset("fa2-bf16"),
 }
 BASELINE = "baseline-bf16"
 
@@ -70,8 +71,7 @@ def measured(q: np.ndarray, k: np.ndarray, v: np.ndarray, own: np.ndarray) -> di
     found: dict[str, Any] = {"rms of output": np.sqrt(np.square(golden).mean((1, 2, 3))).tolist()}
     found["own"] = deviations(own, golden)
     found[BASELINE] = deviations(computed(BASELINE, *wide, tile=whole), golden)
-    for name, words in PLANS.items():
-        plan = Plan.preset("fp32").changed("format=bf16") if name == "ops:bf16" else Plan.preset(words)
+    for name, plan in PLANS.items():
         found[name] = {
             "tiled": deviations(computed(plan, *wide, tile=TILE), golden),
             "unfused": deviations(computed(unfused_plan(plan), *wide, tile=whole), golden),
@@ -101,8 +101,8 @@ def trained(steps: int, seed: int = 0) -> tuple[Any, Any, Any, float]:
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = 1e-3 * min(1.0, (step + 1) / 50)
-        chosen = torch.randint(len(images) - IMAGES, (16,))
-        noise, t = torch.randn(16, 1, SIZE, SIZE), torch.randint(1000, (16,))
+        chosen = torch.randint(len(images) - IMAGES, (BATCH,))
+        noise, t = torch.randn(BATCH, 1, SIZE, SIZE), torch.randint(1000, (BATCH,))
         noisy = noising.add_noise(images[chosen], noise, t)
         with torch.autocast("cpu", torch.bfloat16):
             told = model(noisy, timestep=t, class_labels=digits[chosen]).sample
@@ -152,52 +152,47 @@ def run(steps: int) -> dict[str, Any]:
     return {"about": about | {"loss": loss, "images": IMAGES}, "rows": rows}
 
 
-def ratio(row: Mapping[str, Any], name: str, metric: str, below: str | None = None) -> str:
-    """Return tiled over unfused, in the same formats or a baseline's, with its 95 % interval."""
-    over, under = row[name]["tiled"][metric], (row[below] if below else row[name]["unfused"])[metric]
-    return interval(factor(dict(enumerate(a / b for a, b in zip(over, under, strict=True)))))
+def ratios(row: Mapping[str, Any], name: str, below: str = "") -> list[float]:
+    """Return by image the largest deviation, tiled over unfused in its formats or a baseline's."""
+    under = row[below] if below else row[name]["unfused"]
+    pairs = zip(row[name]["tiled"]["largest"], under["largest"], strict=True)
+    return [a / b for a, b in pairs]
+
+
+def told(values: Sequence[float]) -> str:
+    """Return the geometric mean over images with its 95 % t interval."""
+    return interval(factor(dict(enumerate(values))))
 
 
 def table(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of the table, in Markdown."""
+    """Yield the lines of the table, in Markdown, and what all of it says together."""
     about = found["about"]
     yield (
         f"diffusers {about['diffusers']}, torch {about['torch']}; {about['steps']} steps, loss"
-        f" {about['loss']:.3f}; largest deviation, tiled over unfused, n = {about['images']} images\n"
+        f" {about['loss']:.3f}; largest deviation, tiled over unfused, n = {about['images']}\n"
     )
-    yield f"| layer | timestep | own kernel | {' | '.join(PLANS)} | sums:bf16 over {BASELINE} |"
-    yield "|---" * (len(PLANS) + 4) + "|"
+    columns = [*((name, "") for name in PLANS), ("sums:bf16", BASELINE)]
+    heads = [f"{name} over {below}" if below else name for name, below in columns]
+    yield f"| layer | timestep | own kernel | {' | '.join(heads)} |"
+    yield "|---" * (len(heads) + 3) + "|"
     for row in found["rows"]:
         own = [x / y for x, y in zip(row["own"]["rms"], row["rms of output"], strict=True)]
-        told = [ratio(row, name, "largest") for name in PLANS]
-        told.append(ratio(row, "sums:bf16", "largest", BASELINE))
+        cells = [told(own), *(told(ratios(row, *column)) for column in columns)]
+        yield f"| {row['layer']} | {row['timestep']} | {' | '.join(cells)} |"
+    for head, column in zip(heads, columns, strict=True):
+        each = np.log([ratios(row, *column) for row in found["rows"]])
+        ends = np.exp([each.mean(1).min(), each.mean(1).max()])
         yield (
-            f"| {row['layer']} | {row['timestep']} | {interval(factor(dict(enumerate(own))))} |"
-            f" {' | '.join(told)} |"
+            f"\n{head}: {told(np.exp(each.mean(0)).tolist())} over layers and timesteps; of one"
+            f" layer and timestep {ends[0]:.3g} to {ends[1]:.3g}"
         )
-    for name in PLANS:
-        yield f"\n{name}: {pooled(found, name)}"
-
-
-def pooled(found: Mapping[str, Any], name: str) -> str:
-    """Return the geometric mean over layers and timesteps, by image, and its range over them."""
-    each = [
-        [a / b for a, b in zip(r[name]["tiled"]["largest"], r[name]["unfused"]["largest"], strict=True)]
-        for r in found["rows"]
-    ]
-    by_image = np.exp(np.log(each).mean(0))
-    means = np.exp(np.log(each).mean(1))
-    return (
-        f"{interval(factor(dict(enumerate(by_image.tolist()))))} over layers and timesteps; means of"
-        f" one layer and timestep from {means.min():.3g} to {means.max():.3g}"
-    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--train", action="store_true", help="train, and write the file")
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=500)
     asked = parser.parse_args()
     if asked.train:
         asked.file.write_text(json.dumps(run(asked.steps)))

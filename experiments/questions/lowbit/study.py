@@ -40,6 +40,7 @@ from roundscope.experiments.questions.lowbit.recipes import (
     HIGH,
     MATCHED,
     NONE,
+    OWN,
     OWN_HIGH,
     RECIPES,
     ROWS,
@@ -63,6 +64,7 @@ class Claim(NamedTuple):
 REPLACES = (
     Claim("a centered delta replaces matched recomputation, dS in BF16", CENTRED_HIGH, BOTH),
     Claim("... if the backward also normalizes P by itself", OWN_HIGH, BOTH),
+    Claim("... and dS has few bits", OWN, BOTH),
     Claim("a centered delta replaces a high-precision dS, matched", CENTRED_MATCHED, BOTH),
     Claim("... even beside O of unrounded P", CENTRED_MATCHED, BOTH_OF_P),
     Claim("a centered delta alone replaces both", CENTRED, BOTH),

@@ -21,16 +21,15 @@ from roundscope.experiments.questions.lowbit.recipes import (
     CENTRED,
     CENTRED_HIGH,
     CENTRED_MATCHED,
-    CENTRED_OF_ROUNDED,
     FP32,
     HIGH,
     MATCHED,
     NONE,
-    OF_ROUNDED,
     OWN,
     OWN_HIGH,
     SHAMS,
     SHAMS_MATCHED,
+    SIGNS_MATCHED,
     pairs,
     words,
 )
@@ -69,6 +68,13 @@ SIZES: dict[str, Any] = {"layers": 2, "heads": 4, "width": 128, "context": 64, "
 WHOLE = (NONE, CENTRED, *SHAMS, MATCHED, HIGH, CENTRED_MATCHED, CENTRED_HIGH, BOTH, BOTH_OF_P)
 FEW = (NONE, CENTRED, MATCHED, CENTRED_MATCHED, BOTH)
 PLAIN = ("nvfp4", "int8", "mxfp4", "int4", "fp8-block")  # one recipe of each format
+
+
+def _each(recipes: Sequence[str], cures: Sequence[str]) -> list[tuple[str, str]]:
+    """Return every recipe with every cure."""
+    return [(recipe, cure) for recipe in recipes for cure in cures]
+
+
 QUICK = Scale(
     name="quick",
     config=Config(
@@ -92,17 +98,18 @@ FULL = Scale(
     pairs={
         1e-2: [
             *((recipe, cure) for recipe, cure in pairs() if cure in WHOLE or recipe == BF16),
-            *((recipe, cure) for recipe in PLAIN for cure in (*SHAMS_MATCHED, OWN, OWN_HIGH)),
-            *((recipe, cure) for recipe in PLAIN for cure in (OF_ROUNDED, CENTRED_OF_ROUNDED)),
+            *_each(PLAIN, (*SHAMS_MATCHED, OWN, OWN_HIGH)),
         ],
         3e-3: [
-            *((recipe, cure) for recipe, cure in pairs() if cure in (*FEW, BOTH_OF_P)),
-            *(
-                (recipe, cure)
-                for recipe in PLAIN
-                for cure in (HIGH, *SHAMS, *SHAMS_MATCHED, OWN, OWN_HIGH)
-            ),
-            *((recipe, cure) for recipe in PLAIN for cure in (OF_ROUNDED, CENTRED_OF_ROUNDED)),
+            (BF16, NONE),
+            (BF16, CENTRED),
+            (FP32, NONE),
+            *_each(PLAIN, (*FEW, OWN, OWN_HIGH)),
+            *_each(("nvfp4", "int8"), (BOTH_OF_P,)),
+            *_each(("nvfp4", "int8", "mxfp4"), SHAMS),
+            *_each(("int4", "fp8-block"), SHAMS_MATCHED),
+            ("mxfp4", SIGNS_MATCHED),
+            *_each(("nvfp4-turned",), (NONE, CENTRED)),
         ],
     },
 )

@@ -44,18 +44,19 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int, processor: object) -> None:
         super().__init__()
         self.attn = Attention(width, heads, processor)
-        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.mlp = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
         self.modulation = nn.Linear(width, 6 * width)
 
     def forward(self, x: Tensor, asked: Tensor) -> Tensor:
         parts = self.modulation(F.silu(asked))[:, None].chunk(6, -1)
-        for part, (shift, scale, gate) in zip((self.attn, self.mlp), (parts[:3], parts[3:])):
+        for part, asks in ((self.attn, parts[:3]), (self.mlp, parts[3:])):
+            shift, scale, gate = asks
             x = x + gate * part(normed(x) * (1 + scale) + shift)
         return x
 
 
 class DiT(nn.Module):
-    """Called as `DiTTransformer2DModel` of diffusers: images (B, 1, size, size), a pixel a token."""
+    """Called as `DiTTransformer2DModel` of diffusers; a pixel is a token."""
 
     def __init__(
         self, layers: int = 2, width: int = 16, heads: int = 2, size: int = 4,
