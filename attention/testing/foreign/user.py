@@ -316,6 +316,9 @@ def function_named(name: str, argument: str = "kernel") -> Any:
     try:
         home: Any = importlib.import_module(module)
         found = home
+        if not function and (own := _functions(home)):
+            such = ", ".join(f"{name}:{each}" for each in own[:LISTED])
+            raise Problem(argument, name, f"is a module; name a function of it: {such}")
         for part in function.split("."):
             if found is home and part and not hasattr(home, part) and (own := _functions(home)):
                 more = "..." if len(own) > LISTED else ""
