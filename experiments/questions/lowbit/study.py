@@ -217,8 +217,9 @@ def answer(r: Results) -> str:
         matched = lost(r, rate, (MATCHED, CENTRED_MATCHED, BOTH, BOTH_OF_P))
         parts.append(
             f"At rate {rate:g}, without matched recomputation {lost(r, rate, (NONE, HIGH))} runs"
-            f" diverged, and {lost(r, rate, (CENTRED, CENTRED_HIGH))} with a centered delta; with"
-            f" matched recomputation {matched}. Matched, dS in few bits with a centered delta ends"
+            f" diverged, {lost(r, rate, (CENTRED, CENTRED_HIGH))} with a centered delta, and"
+            f" {lost(r, rate, (OWN, OWN_HIGH))} with one and an L of the backward; with matched"
+            f" recomputation {matched}. Matched, dS in few bits with a centered delta ends"
             f" {told(values)} nats above dS in BF16 (mean of {count} recipes), and {told(further)}"
             f" above dS in BF16 with O of unrounded P ({others})"
         )
