@@ -126,7 +126,7 @@ def judged(r: Results, scale: Scale) -> list[Verdict]:
         *claims.figure_5(r, scale),
         *claims.figure_6(r, scale),
         *claims.cause(r, scale),
-        *trainings.judged(r.drifts, scale.training),
+        *(trainings.judged(r.drifts, scale.training) if r.drifts else ()),
         *not_here(BEYOND),
         *claims.bias(r, scale),
     ]
@@ -569,7 +569,7 @@ def drift_figure(t: trainings.Training) -> Figure[Results]:
     """Return the figure of the trainings: how far their weights are apart."""
     return Figure(
         title="Fig. 7 and 8: do weights drift apart?",
-        draw=lambda r: trainings.draw(r.drifts, t),
+        draw=lambda r: trainings.draw(r.drifts, t) if r.drifts else None,
         caption=f"A byte-level GPT of {t.config.layers} layers and width {t.config.width}, trained"
         " twice from the same weights on the same batches; 'other first weights': on the same"
         " batches. Thin lines: seeds; thick: geometric mean; shaded: its 95 % t interval. FP16"
