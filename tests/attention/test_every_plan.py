@@ -51,7 +51,7 @@ REFUSED = {  # the kernels of these plans have no such feature, or cannot take t
         *("fa2", "fa2-split", "fa3", "fa3-e4m3", "fa4-hopper", "fa4-bf16", "fa4-fp8"),
         *("fa4-fp8-offset4", "fa4-fp8-threshold0", "cudnn", "cudnn-split", "cudnn-fp8"),
         *("cudnn-fp8-s256", "qiu-yao-eager", "qiu-yao-compiled", "pallas-mha", "sage-int8"),
-        *("tokamax-mosaic", "tokamax-mosaic-stale", "triton-tutorial"),
+        *("tokamax-mosaic", "tokamax-mosaic-stale", "triton-tutorial", "aiter-ck", "aiter-asm"),
     },
 }
 REFUSED["all"] = set().union(*(names for n, names in REFUSED.items() if n != "bias"))
