@@ -291,8 +291,8 @@ PRESETS: dict[str, Callable[[], Plan]] = {
 * fa4-bf16, fa4-fp8, fa4-fp8-offset4, fa4-fp8-threshold0: FlashAttention-4, from its public code;
   no bits were compared with hardware (errors of fa4-fp8 were, with those published for a B300).
 * cudnn-mxfp8: cuDNN's MXFP8 forward, from the reference of its tests.
-* aiter-ck, aiter-asm: AMD's aiter on an MI300 by Composable Kernel, toward zero, and by its assembly
-  kernels, ties away; from public code, not compared with hardware.
+* aiter-ck, aiter-asm: AMD's aiter on an MI300, by Composable Kernel with casts toward zero, and by
+  its assembly kernels with ties away; from public code, not compared with hardware.
 
 `Plan.preset(name)` is the usual way to make one, and knows the names of twins, all:FORMAT and
 @ARCHITECTURE too.

@@ -2,9 +2,10 @@
 
 None was compared with hardware: a plan says what the code computes and where it casts, and leaves
 out what the code does not show (the instructions' approximations of 2^x, 1 / x and log2, and the
-order in which a matrix unit and the lanes of a row add). Each is a plan of `attention.plans.presets`
-in the words of the grammar of changes, so that a plan is one entry. Words may follow the name as
-usual: `aiter-ck; casts=ties-to-even` is the same code compiled with another conversion.
+order in which a matrix unit and the lanes of a row add). Each is a plan of
+`attention.plans.presets` in the words of the grammar of changes, so that a plan is one entry. Words
+may follow the name as usual: `aiter-ck; casts=ties-to-even` is the same code compiled with another
+conversion.
 """
 
 from dataclasses import replace
@@ -17,8 +18,8 @@ def _read(name: str, words: str, base: str = "fa2-bf16") -> Plan:
     return replace(Plan.preset(base).changed(words), name=name)
 
 
-# X = c S - c m and, in the backward, c S - log2(e) L in one multiply-add, which HIP's compiler makes
-# of a product and a sum; m is of the unscaled scores, and the parts of dQ are added in memory
+# X = c S - c m, and c S - log2(e) L in the backward, is one multiply-add, as HIP's compiler makes of
+# a product and a sum; m is of the unscaled scores, and the parts of dQ are added in memory
 COMPOSABLE_KERNEL = (
     "exp=base2 log2_e=maximum fused_exponent=true AL=fp64 registers=true gradients_apart=dq"
 )

@@ -6,7 +6,7 @@ import pytest
 from roundscope.attention import Plan, Record, Site, examine
 from roundscope.emu import round_to
 
-CASTS = "P OUT P_B DS DQ_OUT DK_OUT DV_OUT".split()
+CASTS = ["P", "OUT", "P_B", "DS", "DQ_OUT", "DK_OUT", "DV_OUT"]
 
 
 def upper(bits):

@@ -276,8 +276,8 @@ def cast_of(out: np.ndarray, exact: np.ndarray) -> Rounding:
 def leaving(best: Candidate, results: Mapping[str, np.ndarray]) -> Candidate:
     """Return the candidate with its results rounded to the formats of these arrays, given by name.
 
-    A result that the plan rounds to that format already keeps the plan's mode. In a plan that is not fused, P V is rounded to the format of the output if its own lacks numbers
-    of that.
+    A result that the plan rounds to that format already keeps the plan's mode. In a plan that is
+    not fused, P V is rounded to the format of the output if its own lacks numbers of that.
     """
     events = {
         site: own
