@@ -18,8 +18,8 @@ def _read(name: str, words: str, base: str = "fa2-bf16") -> Plan:
     return replace(Plan.preset(base).changed(words), name=name)
 
 
-# X = c S - c m, and c S - log2(e) L in the backward, is one multiply-add, as HIP's compiler makes of
-# a product and a sum; m is of the unscaled scores, and the parts of dQ are added in memory
+# X = c S - c m, and c S - log2(e) L in the backward, is one multiply-add, which HIP makes of a
+# product and a sum; m is of the unscaled scores, and the parts of dQ are added in memory
 COMPOSABLE_KERNEL = (
     "exp=base2 log2_e=maximum fused_exponent=true AL=fp64 registers=true gradients_apart=dq"
 )
