@@ -44,7 +44,7 @@ REFUSED = {  # the kernels of these plans have no such feature, or cannot take t
     "softcap": {"triton-tutorial", "gpt-oss", "pallas-mha", "sage-int8"},
     "sinks": {
         *("fa2-split", "cudnn-split", "flex", "triton-tutorial", "pallas-mha"),
-        *("qiu-yao-eager", "qiu-yao-compiled", "jax-xla", "sage-int8"),
+        *("qiu-yao-eager", "qiu-yao-compiled", "jax-xla", "sage-int8", "flashinfer-split"),
     },
     "negative": {"sdpa-math"},
     "bias": {
@@ -52,6 +52,7 @@ REFUSED = {  # the kernels of these plans have no such feature, or cannot take t
         *("fa4-fp8-offset4", "fa4-fp8-threshold0", "cudnn", "cudnn-split", "cudnn-fp8"),
         *("cudnn-fp8-s256", "qiu-yao-eager", "qiu-yao-compiled", "pallas-mha", "sage-int8"),
         *("tokamax-mosaic", "tokamax-mosaic-stale", "triton-tutorial", "aiter-ck", "aiter-asm"),
+        *("mlx-sdpa", "flash-mla", "flashinfer-split"),
     },
 }
 REFUSED["all"] = set().union(*(names for n, names in REFUSED.items() if n != "bias"))

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from roundscope.attention import Plan, Record, Site, examine
+from roundscope.attention import Plan, Record, Site, attend, examine
+from roundscope.attention.plans.untried import UNTRIED
 from roundscope.emu import round_to
+from tests.checks.splash import equal
 
 CASTS = ["P", "OUT", "P_B", "DS", "DQ_OUT", "DK_OUT", "DV_OUT"]
 
@@ -52,3 +54,67 @@ def test_a_plan_in_fp16_keeps_its_modes():
     plan = Plan.preset("aiter-ck-fp16")
     assert {str(plan.event(n)) for n in CASTS} == {"fp16:toward-zero"}
     assert str(plan.event("Q")) == "fp16"
+
+
+def bf16(x):
+    """To nearest with ties to even, by the integers of binary32."""
+    bits = np.asarray(x, np.float32).view(np.uint32)
+    return CONVERSIONS["ties-to-even"](bits).astype(np.float64)
+
+
+def by_hand(q, k, v, split, *, casts_p, sums_cast, casts_parts):
+    """Attention of (T, H) arrays in binary64 but for these casts; split: the keys of a part."""
+    parts, lses = [], []
+    for at in range(0, len(k), split):
+        s = q @ k[at : at + split].T / np.sqrt(q.shape[1])
+        m = s.max(1, keepdims=True)
+        e = np.exp(s - m)
+        p = bf16(e) if casts_p else e
+        l = (p if sums_cast else e).sum(1, keepdims=True)
+        o = p @ v[at : at + split] / l
+        parts.append(bf16(o) if casts_parts else o)
+        lses.append(m + np.log(l))
+    weights = np.exp(np.stack(lses) - np.max(lses, axis=0))
+    return bf16((weights * np.stack(parts)).sum(0) / weights.sum(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "block_k", "split", "casts"),
+    [
+        ("aiter-ck casts=ties-to-even", 16, 64, (True, False, False)),
+        ("mlx-sdpa", 16, 64, (False, False, False)),
+        ("flash-mla", 16, 64, (True, False, False)),
+        ("flashinfer-split", 16, 16, (True, True, True)),
+        ("flashinfer-split OI=fp32", 16, 16, (True, True, False)),
+    ],
+)
+def test_outputs_are_those_of_the_casts_by_hand(name, block_k, split, casts):
+    """A P that is cast, a row sum of what was not, partial outputs in binary32."""
+    x = np.random.default_rng(1).standard_normal((3, 64, 32)).astype(np.float32)
+    q, k, v = (np.asarray(round_to(a, "bf16"), np.float64) for a in x)
+    plan, *changes = name.split()
+    given = (np.float32(a)[None, :, None] for a in (q, k, v))
+    out = attend(*given, plan=Plan.preset(plan).changed(*changes), block_k=block_k)
+    keys = ("casts_p", "sums_cast", "casts_parts")
+
+    def same(*choices):
+        want = by_hand(q, k, v, split, **dict(zip(keys, choices, strict=True)))
+        return float((np.asarray(out)[0, :, 0] == want).mean())
+
+    # a cast that is wrong moves a tenth of the numbers or more; sums in binary32 fewer than that
+    others = [same(*(c != (n == i) for i, c in enumerate(casts))) for n in (0, 2)]
+    assert same(*casts) > 0.96 and max(others) < same(*casts) - 0.03
+
+
+def test_none_claims_to_be_compared_with_hardware():
+    """A plan that was read and says nothing of it."""
+    for make in UNTRIED.values():
+        told = " ".join(make.__doc__.split()).lower()
+        assert "not compared with hardware" in told or "not compared with a tpu" in told
+
+
+@pytest.mark.thorough
+def test_splash_attention_in_the_interpreter():
+    """P that is cast, or tiles that are not added apart, of tpu-splash."""
+    found = equal(64, 256, 0, is_causal=True)
+    assert found["out"] > 0.9995 and min(found.values()) > 0.996

@@ -17,7 +17,7 @@ from roundscope.experiments.framework import training
 from roundscope.experiments.framework.counts import counted, diverged, signs, times
 from roundscope.experiments.framework.estimates import mean
 from roundscope.experiments.framework.store import Store
-from roundscope.experiments.framework.study import Figure, Study, Table
+from roundscope.experiments.framework.study import Figure, Launch, Study, Table
 from roundscope.experiments.framework.verdicts import Verdict, Word, interval, judge, verdict_on
 from roundscope.experiments.framework.words import in_words, unnamed
 from roundscope.experiments.questions.truncation import static
@@ -115,12 +115,12 @@ def asked(quick: bool) -> Study[Results]:
 
 def study(scale: Scale) -> Study[Results]:
     """Return the study at a scale."""
-    arms, quick = arms_of(scale), scale.name == "quick"
+    quick = scale.name == "quick"
     return Study(
         name=TRUNCATION.name,
         question=TRUNCATION.question,
         scale=scale.name,
-        launches=lambda store: training.launches(store, scale.config, arms),
+        launches=lambda store: launches(scale, store),
         results=lambda store: results(scale, store),
         answer=answer,
         claims=claims,
@@ -162,6 +162,13 @@ def arms_of(scale: Scale) -> dict[Condition, Arm]:
         )
         for c in conditions
     }
+
+
+def launches(scale: Scale, store: Store) -> list[Launch]:
+    """Return the launches of each rate, so that those of one are kept before the next begins."""
+    every = arms_of(scale)
+    parts = ({c: arm for c, arm in every.items() if c.rate == rate} for rate in scale.arms)
+    return [one for part in parts for one in training.launches(store, scale.config, part)]
 
 
 def results(scale: Scale, store: Store) -> Results | None:
