@@ -72,9 +72,9 @@ def tpu_splash() -> Plan:
     The kernel multiplies by no scale: callers multiply q before, so give scale=1. P is not cast: O
     is a product of P and V in binary32. P of the backward and dS are cast to the type of q, and dQ,
     dK and dV add whole tiles. Compared with the kernel in Pallas' interpreter on a CPU, tiles of
-    128, 64 and 128 features, causal and full: 0.9997 or more of the bits of out are equal, of dq
-    0.997, of dk 0.998 and of dv 0.999 (`python -m tests.checks.splash`; the order of the sums there
-    and XLA's exp are not modelled). Not compared with a TPU, whose matrix unit reads operands of
+    128, 64 and 128 features, causal and full: 0.9997 or more of the numbers of out are equal, of dq
+    0.997, of dk and dv 0.998 (`python -m tests.checks.splash`; the order of the sums there and
+    XLA's exp are not modelled). Not compared with a TPU, whose matrix unit reads operands of
     binary32 as BF16 by default: there P and V enter the product in BF16, which is `P=bf16`.
     """
     words = "P=fp32 pv_into_o=false gradients_apart=all registers=true"

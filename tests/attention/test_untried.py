@@ -1,5 +1,8 @@
 """Plans that were read from public code: their casts against the integers of that code."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -104,6 +107,14 @@ def test_outputs_are_those_of_the_casts_by_hand(name, split, casts):
     matters = [True, casts[0], split < 64]  # a row sum of one P, parts of one part: no difference
     others = [same(*(c != (n == i) for i, c in enumerate(casts))) for n in range(3) if matters[n]]
     assert same(*casts) > 0.999 > 0.98 > max(others)
+
+
+def test_the_columns_of_flash_attention_4_are_words():
+    """A word of the table that is not one, or that changes nothing."""
+    page = Path(__file__).parents[2] / "docs" / "findings" / "kernels.md"
+    words = set(re.findall(r"`(polynomial=[\w:]+)`", page.read_text(encoding="utf-8")))
+    made = {Plan.preset("fa4-bf16").changed(word).polynomial for word in words}
+    assert len(made) == len(words) == 7
 
 
 def test_none_claims_to_be_compared_with_hardware():
