@@ -209,7 +209,11 @@ class KernelsOptions:
 
     out: Annotated[
         Path,
-        Option(callback=to_folder, help="Folder for report.html, kernels.json and measured.json."),
+        Option(
+            callback=to_folder,
+            help="Folder for report.html, kernels.json and measured.json; with --compare for"
+            " passport.html, .json and .png.",
+        ),
     ] = Path("kernels")
     only: Annotated[
         str | None,

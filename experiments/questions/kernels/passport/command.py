@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from roundscope.emu.whole_files import write_whole
 from roundscope.experiments.framework import command
 from roundscope.experiments.framework.study import Figure, Outcome, Study, Table
 from roundscope.experiments.options import KernelsOptions
@@ -10,6 +11,7 @@ from roundscope.experiments.questions.kernels.passport.compare import alone, ste
 from roundscope.experiments.questions.kernels.passport.page import Compared
 from roundscope.experiments.questions.kernels.passport.recording import recorded
 from roundscope.tools.errors import UsageError
+from roundscope.tools.report.pictures import png
 from roundscope.tools.report.terminal import console
 
 CAPTION = (
@@ -56,7 +58,8 @@ def check(options: KernelsOptions) -> None:
 
 
 def _compare(old: Path, new: Path, options: KernelsOptions) -> int:
-    before, after = record.read(old), record.read(new)
+    before = record.read(old)
+    after = before if new.resolve() == old.resolve() else record.read(new)
 
     def measure(out: Path, draw: bool) -> tuple[Outcome, Compared]:
         found = steps(before, after)
@@ -65,7 +68,7 @@ def _compare(old: Path, new: Path, options: KernelsOptions) -> int:
         lone = alone(before, after)
         return outcome, Compared(old=before, new=after, steps=found, alone=lone)
 
-    study = Study[Compared](
+    study: Study[Compared] = Study(
         name="passport",
         question="Which release changed which bits of a kernel, and what arithmetic changed?",
         answer=page.answer,
@@ -96,4 +99,8 @@ def _compare(old: Path, new: Path, options: KernelsOptions) -> int:
         caveats=CAVEATS,
     )
     words = f"roundscope kernels --compare {old} {new}"
-    return command.run(study, out=options.out, command=words, as_json=options.json)
+    code = command.run(study, out=options.out, command=words, as_json=options.json)
+    drawn = page.picture(Compared(old=before, new=after, steps=steps(before, after)))
+    if drawn is not None:
+        write_whole(options.out / "passport.png", png(drawn))
+    return code

@@ -58,11 +58,11 @@ def steps(old: Record, new: Record) -> list[Step]:
     """Return the steps from one record to another, kernel by kernel.
 
     Of two records a step leads from the last release of the first to the last one of the second; of
-    one record that is given twice, from each release to the next.
+    one that is given twice, the same object, from each release to the next.
     """
     found = []
     for key, releases in _by_kernel(new).items():
-        if old == new:
+        if old is new:
             found += [step(a, b, old, new) for a, b in pairwise(releases)]
         elif before := _by_kernel(old).get(key):
             found.append(step(before[-1], releases[-1], old, new))
@@ -151,7 +151,7 @@ def _arithmetic(before: Judged, after: Judged, rows: dict[str, Rows]) -> tuple[s
     if missing := {side: names for side, names in lacking.items() if names}:
         return f"{OPEN}: {'; '.join(_lack(sides[s], s, n) for s, n in missing.items())}", False
     assert before.twin is not None and after.twin is not None
-    words = changed(before.twin, after.twin)
+    words = changed(before.twin, after.twin, rows)
     if not words:  # such as two zeros of other signs, of which a comparison of numbers is silent
         return f"{OPEN}: one plan gives the numbers of both", False
     ties = before.twin.ties + after.twin.ties

@@ -4,7 +4,7 @@ Two records are compared by these words alone, whatever the plans are called the
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +45,7 @@ class Twin:
     plan: str
     equal: Mapping[str, float]
     ties: int = 0
-    arithmetic: list[Words] = field(default_factory=list)
+    arithmetic: list[dict[str, Words]] = field(default_factory=list)
     tried: int = 0
 
     def gives(self, result: str) -> bool:
@@ -53,25 +53,30 @@ class Twin:
         return self.equal.get(result, 0.0) == 1.0
 
 
-def words_of(plan: BasePlan) -> Words:
-    """Return a plan word by word, without events that it never reaches.
+def words_of(plan: BasePlan) -> dict[str, Words]:
+    """Return a plan word by word, without events that it never reaches: {"forward": {word: value},
+    "backward": the same of what no output depends on}.
 
     Example:
         >>> from roundscope.attention import Plan
-        >>> words_of(Plan.preset("fa2-bf16"))["P"], words_of(Plan.preset("fa2"))["exp"]
-        ('bf16', 'ex2')
+        >>> words = words_of(Plan.preset("fa2"))
+        >>> words["forward"]["P"], words["forward"]["exp"], words["backward"]["DS"]
+        ('bf16', 'ex2', 'bf16')
     """
     reached: list[SiteBase] = list(plan.SITES)
     if isinstance(plan, Plan):
         reached = [site for site in Site if absent(plan, site) is None]
-    events = {str(site): spelled(plan.event(site)) for site in reached}
-    sums = {
-        f"{site}.sum": accumulator_words(plan.accumulator(site))
-        for site in plan.PRODUCTS
-        if site in reached
-    }
-    choices = {name: str(getattr(plan, name)).lower() for name in plan.choices()}
-    return events | sums | choices
+    found: dict[str, Words] = {"forward": {}, "backward": {}}
+    for site in reached:
+        own = found["backward" if site.stage == "backward" else "forward"]
+        own[str(site)] = spelled(plan.event(site))
+        if site in plan.PRODUCTS:
+            own[f"{site}.sum"] = accumulator_words(plan.accumulator(site))
+    for name, choice in plan.choices().items():
+        is_late = choice.moves.follows or (choice.moves.backward and not choice.moves.forward)
+        value = str(getattr(plan, name)).lower()
+        found["backward" if is_late else "forward"][name] = value
+    return found
 
 
 def twin_of_attention(x: Inputs, outputs: Outputs, tell: Callable[[str], None]) -> Twin | None:
@@ -123,18 +128,21 @@ def twin_of_operation(
     )
 
 
-def changed(old: Twin, new: Twin) -> list[str]:
+def changed(old: Twin, new: Twin, results: Collection[str]) -> list[str]:
     """Return the words in which two plans differ, `NAME: OLD -> NEW`; of ties, of the nearest two.
 
-    Words that one plan alone has are "none" in the other.
+    Words that one plan alone has are "none" in the other. Where `out` alone is among the results
+    that changed, words of the backward are left out.
     """
-    pairs = [(a, b) for a in old.arithmetic for b in new.arithmetic]
+    stages = ("forward",) if {*results} == {"out"} else ("forward", "backward")
     told = [
         [
-            f"{name}: {a.get(name, 'none')} -> {b.get(name, 'none')}"
-            for name in dict.fromkeys((*a, *b))
-            if a.get(name) != b.get(name)
+            f"{name}: {a[stage].get(name, 'none')} -> {b[stage].get(name, 'none')}"
+            for stage in stages
+            for name in dict.fromkeys((*a[stage], *b[stage]))
+            if a[stage].get(name) != b[stage].get(name)
         ]
-        for a, b in pairs
+        for a in old.arithmetic
+        for b in new.arithmetic
     ]
     return min(told, key=len, default=[])

@@ -15,7 +15,7 @@ from roundscope.emu.whole_files import read_whole
 from roundscope.experiments.questions.kernels.passport.judged import Judged, Result
 from roundscope.experiments.questions.kernels.passport.outputs import Written
 from roundscope.experiments.questions.kernels.passport.plans import Twin
-from roundscope.tools.errors import StorageError
+from roundscope.tools.errors import StorageError, bad
 from roundscope.tools.results.folder import write_json
 from roundscope.tools.results.machine import all_versions
 from roundscope.tools.results.tables import json_of
@@ -29,7 +29,7 @@ _TWIN = {
     "plan": str,
     "equal": {str: _NUMBER},
     "ties": COUNT,
-    "arithmetic": [{str: str}],
+    "arithmetic": [{"forward": {str: str}, "backward": {str: str}}],
     "tried": COUNT,
 }
 _TEXTS = ("kernel", "library", "version", "operation", "type", "device", "failed", "bits")
@@ -157,10 +157,11 @@ def read(path: Path) -> Record:
     """Return a record.
 
     Raises:
-        StorageError: The file is none, is damaged, or was written by a later release of Roundscope.
+        UsageError: There is no such file.
+        StorageError: It is damaged, or was written by a later release of Roundscope.
     """
     if not path.is_file():
-        raise StorageError(f"{path}: no such file; give one that roundscope kernels --record wrote")
+        raise bad("--compare", str(path), "no such file; give one that --record wrote")
     text = read_whole(path)
     _check_schema(path, text)
     data = json_of(path, "the record", text, SHAPE)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .calls import EPS, HEADS, SCALE, TOKENS, TYPES, WIDE, Arrays, Kernel
+from .calls import EPS, FEATURES, HEADS, SCALE, TOKENS, TYPES, WIDE, Arrays, Kernel
 
 
 def called(
@@ -63,6 +63,7 @@ def _einsum(x: Arrays, kind: str) -> Arrays:
 
 def _splash(x: Arrays, kind: str) -> Arrays:
     """Pallas' splash attention of TPUs, by the interpreter of Pallas."""
+    import jax.numpy as jnp
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         splash_attention_kernel,
         splash_attention_mask,
@@ -74,8 +75,9 @@ def _splash(x: Arrays, kind: str) -> Arrays:
     kernel = make(mask, head_shards=1, q_seq_shards=1, interpret=True)
 
     def attend(q: Any, k: Any, v: Any) -> Any:
-        own = (a[0].swapaxes(0, 1) for a in (q * SCALE, k, v))
-        return kernel(*own).swapaxes(0, 1)[None].astype(q.dtype)
+        more = ((0, 0), (0, 0), (0, 128 - FEATURES))  # it takes multiples of 128 features
+        own = (jnp.pad(a[0].swapaxes(0, 1), more) for a in (q * SCALE, k, v))
+        return kernel(*own)[..., :FEATURES].swapaxes(0, 1)[None].astype(q.dtype)
 
     return called(attend, x, kind)
 

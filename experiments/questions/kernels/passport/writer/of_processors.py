@@ -1,5 +1,6 @@
 """Libraries that compute on a CPU and are neither PyTorch nor JAX; forwards alone."""
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -84,24 +85,12 @@ def _onnx(operation: str) -> Kernel:
     return run
 
 
-def _tinygrad(operation: str) -> Kernel:
-    def run(x: Arrays, kind: str) -> Arrays:
-        from tinygrad import Tensor, dtypes
-
-        given = _forward(x, heads_first=operation == "attention")
-        own = {name: Tensor(a).cast(getattr(dtypes, TYPES[kind])) for name, a in given.items()}
-        if operation == "attention":
-            out = own["q"].scaled_dot_product_attention(own["k"], own["v"], is_causal=True)
-            out = out.transpose(1, 2)
-        elif operation == "softmax":
-            out = own["x"].softmax(-1)
-        elif operation == "silu_mul":
-            out = own["gate"].silu() * own["up"]
-        else:
-            out = own["x"].layernorm(eps=EPS[operation]) * own["weight"] + own["bias"]
-        return {"out": out.cast(dtypes.float32).numpy()}
-
-    return run
+def _operators() -> Any:
+    """Return OpenVINO's operators, which releases before 2025 have elsewhere."""
+    try:
+        return import_module("openvino.opset13")
+    except ModuleNotFoundError:
+        return import_module("openvino.runtime.opset13")
 
 
 def _openvino(operation: str) -> Kernel:
@@ -109,7 +98,8 @@ def _openvino(operation: str) -> Kernel:
 
     def run(x: Arrays, kind: str) -> Arrays:
         import openvino
-        import openvino.opset13 as op
+
+        op = _operators()
 
         given = _forward(x, heads_first=operation == "attention")
         own = {name: op.parameter(a.shape, np.float32, name) for name, a in given.items()}
@@ -144,10 +134,6 @@ KERNELS = {  # name -> library, operation, device, types, function
     "onnx-layer-norm": ("onnxruntime", "layer_norm", "cpu", SINGLE, _onnx("layer_norm")),
     "onnx-softmax": ("onnxruntime", "softmax", "cpu", SINGLE, _onnx("softmax")),
     "onnx-gelu": ("onnxruntime", "gelu", "cpu", SINGLE, _onnx("gelu")),
-    "tinygrad-attention": ("tinygrad", "attention", "cpu", SINGLE, _tinygrad("attention")),
-    "tinygrad-layer-norm": ("tinygrad", "layer_norm", "cpu", SINGLE, _tinygrad("layer_norm")),
-    "tinygrad-softmax": ("tinygrad", "softmax", "cpu", SINGLE, _tinygrad("softmax")),
-    "tinygrad-silu-mul": ("tinygrad", "silu_mul", "cpu", SINGLE, _tinygrad("silu_mul")),
     "openvino-attention": ("openvino", "attention", "cpu", SINGLE, _openvino("attention")),
     "openvino-layer-norm": ("openvino", "layer_norm", "cpu", SINGLE, _openvino("layer_norm")),
     "openvino-softmax": ("openvino", "softmax", "cpu", SINGLE, _openvino("softmax")),

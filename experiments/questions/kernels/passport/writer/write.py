@@ -20,7 +20,7 @@ KERNELS: dict[str, tuple[str, str, str, tuple[str, ...], Kernel]] = {
     **of_gpus.KERNELS,
 }
 NAMED = ("numpy", "torch", "triton", "transformers", "jax", "jaxlib", "flax", "tokamax", "keras",
-         "mlx", "mlx-cpu", "onnxruntime", "openvino", "tinygrad", "liger-kernel", "sageattention",
+         "mlx", "mlx-cpu", "onnxruntime", "openvino", "liger-kernel", "sageattention",
          "fla-core", "nvidia-cudnn-frontend", "nvidia-cudnn-cu13")  # fmt: skip
 
 
@@ -103,7 +103,8 @@ def write(
             again = kernel(dict(x), kind)
             about["again"] = all(digest(a) == digest(again[n]) for n, a in results.items())
         except Exception as error:  # whatever a library raises
-            about["failed"] = f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"
+            said = str(error).strip().splitlines() or [""]
+            about["failed"] = f"{type(error).__name__}: {said[0]}"
         path = folder / f"{name}-{kind}-{there[library]}.npz"
         np.savez_compressed(path, about=np.array(json.dumps(about)), **results)  # type: ignore
         paths.append(path)
