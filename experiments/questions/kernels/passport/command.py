@@ -89,6 +89,14 @@ def _compare(old: Path, new: Path, options: KernelsOptions) -> int:
                 grouped=True,
             ),
             Table(
+                name="kernels",
+                title="Every kernel and its releases",
+                heads=page.KERNELS,
+                rows=page.kernel_rows,
+                records=page.kernel_records,
+                note="Releases are in order: = the same bits, | other bits.",
+            ),
+            Table(
                 name="releases",
                 title="Every release",
                 heads=page.RELEASES,

@@ -58,24 +58,25 @@ def steps(old: Record, new: Record) -> list[Step]:
     """Return the steps from one record to another, kernel by kernel.
 
     Of two records a step leads from the last release of the first to the last one of the second; of
-    one that is given twice, the same object, from each release to the next.
+    one that is given twice, the same object, from each release that ran to the next.
     """
     found = []
-    for key, releases in _by_kernel(new).items():
+    for key, releases in by_kernel(new).items():
         if old is new:
-            found += [step(a, b, old, new) for a, b in pairwise(releases)]
-        elif before := _by_kernel(old).get(key):
+            ran = [release for release in releases if not release.failed]
+            found += [step(a, b, old, new) for a, b in pairwise(ran)]
+        elif before := by_kernel(old).get(key):
             found.append(step(before[-1], releases[-1], old, new))
     return found
 
 
 def alone(old: Record, new: Record) -> list[str]:
     """Return the kernels, types and devices that one of two records lacks, in words."""
-    keys = [{*_by_kernel(record)} for record in (old, new)]
+    keys = [{*by_kernel(record)} for record in (old, new)]
     return [f"{kernel} in {kind} on {on}" for kernel, kind, on in sorted(keys[0] ^ keys[1])]
 
 
-def _by_kernel(record: Record) -> dict[tuple[str, str, str], list[Release]]:
+def by_kernel(record: Record) -> dict[tuple[str, str, str], list[Release]]:
     """Return the releases of each kernel, type and device, from the oldest to the newest."""
     found: dict[tuple[str, str, str], list[Release]] = {}
     for release in record.releases:

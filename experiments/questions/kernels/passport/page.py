@@ -2,25 +2,30 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from matplotlib.figure import Figure as Picture
 from matplotlib.patches import Rectangle
 
-from roundscope.experiments.questions.kernels.passport.compare import Step
-from roundscope.experiments.questions.kernels.passport.record import Record, Release
+from roundscope.emu.stats.comparison import share_words
+from roundscope.experiments.questions.kernels.passport.compare import Step, by_kernel
+from roundscope.experiments.questions.kernels.passport.judged import Judged
+from roundscope.experiments.questions.kernels.passport.plans import Twin
+from roundscope.experiments.questions.kernels.passport.record import Record, Release, merged
 from roundscope.tools.report.pictures import INK, QUIET, canvas
 from roundscope.tools.report.terminal import plain
 
 TINTS = ("#d3e4f1", "#f7e2d0")  # of bits, which alternate where they change
 FAILED = "#eeeeee"
 STEPS = (
-    ("kernel", "type", "from", "to", "rows of bits that changed", "arithmetic"),
-    (0, 1, 2, 3, 4, 5),
+    ("kernel", "type", "on", "from", "to", "rows of bits that changed", "arithmetic"),
+    (0, 1, 3, 4, 5, 6),
 )
 RELEASES = (
     "kernel",
     "type",
+    "on",
     "release",
     "error of out",
     "gain",
@@ -41,6 +46,11 @@ class Compared:
     new: Record
     steps: Sequence[Step]
     alone: Sequence[str] = ()
+
+    @property
+    def whole(self) -> Record:
+        """The releases of both records."""
+        return self.new if self.old is self.new else merged((self.old, self.new))
 
 
 def answer(c: Compared) -> str:
@@ -78,7 +88,8 @@ def _step(s: Step) -> list[str]:
         said = f"before: {s.old.failed}"
     else:
         said = f"after: {s.new.failed}"
-    return [s.new.kernel, s.new.type, *_names(s), ", ".join(rows), said]
+    on = short_device(s.new.device)
+    return [s.new.kernel, s.new.type, on, *_names(s), ", ".join(rows), said]
 
 
 def _names(s: Step) -> tuple[str, str]:
@@ -112,29 +123,91 @@ def step_records(c: Compared) -> list[dict[str, Any]]:
     ]
 
 
-def releases_of(c: Compared) -> list[Release]:
-    """Return the releases of both records, each once."""
-    found = {release.key: release for record in (c.old, c.new) for release in record.releases}
-    return [found[key] for key in found]
+KERNELS = (
+    "kernel",
+    "type",
+    "on",
+    "releases, | where bits changed",
+    "error of out",
+    "of dq",
+    "nearest plan to the last release",
+    "its share of equal numbers",
+)
+
+
+def kernel_rows(c: Compared) -> list[list[str]]:
+    """Return a line for each kernel, type and device, with all of its releases in order."""
+    found = []
+    for releases in by_kernel(c.whole).values():
+        ran = [r for r in releases if not r.failed]
+        if not ran:
+            continue
+        judged = _judged(ran[-1], c)
+        text = _short(ran[0], releases)
+        for a, b in pairwise(ran):
+            text += f" {'=' if a.bits == b.bits else '|'} {_short(b, releases)}"
+        if lost := [_short(r, releases) for r in releases if r.failed]:
+            text += f"; not {', '.join(lost)}, which do not run it"
+        twin, dq = judged.twin, judged.results.get("dq")
+        found.append(
+            [
+                ran[-1].kernel,
+                ran[-1].type,
+                short_device(ran[-1].device),
+                f"{ran[-1].library} {text}",
+                f"{judged.results['out'].error:.1e}",
+                f"{dq.error:.1e}" if dq else "",
+                twin.plan if twin else "none",
+                shares(twin) if twin else "",
+            ]
+        )
+    return found
+
+
+def kernel_records(c: Compared) -> list[dict[str, str]]:
+    """Return the lines of `kernel_rows` as data."""
+    return [dict(zip(KERNELS, row, strict=True)) for row in kernel_rows(c)]
+
+
+def shares(twin: Twin) -> str:
+    """Return the shares of equal numbers of a plan; one number if all are equal."""
+    if all(map(twin.gives, twin.equal)):
+        return "all"
+    return ", ".join(f"{name} {share_words(x, 4)}" for name, x in twin.equal.items())
+
+
+def short_device(name: str) -> str:
+    """Return the name of a device in a word or two.
+
+    Example:
+        >>> short_device("NVIDIA H100 80GB HBM3"), short_device("AMD EPYC 9R45")
+        ('H100', 'AMD EPYC')
+    """
+    words = name.split()
+    return words[1] if words[:1] == ["NVIDIA"] and len(words) > 1 else " ".join(words[:2])
+
+
+def _judged(r: Release, c: Compared) -> Judged:
+    return (c.new.bits if r.bits in c.new.bits else c.old.bits)[r.bits]
 
 
 def release_rows(c: Compared) -> list[list[str]]:
     """Return a line for each release of a kernel."""
-    return [_release(r, c) for r in releases_of(c)]
+    return [_release(r, c) for releases in by_kernel(c.whole).values() for r in releases]
 
 
 def _release(r: Release, c: Compared) -> list[str]:
-    name = f"{r.library} {r.version}"
+    name, on = f"{r.library} {r.version}", short_device(r.device)
     if r.failed:
-        return [r.kernel, r.type, name, f"does not run: {r.failed}", *[""] * 7]
-    judged = (c.new.bits.get(r.bits) or c.old.bits[r.bits]) if r.bits else None
-    assert judged is not None
+        return [r.kernel, r.type, on, name, f"does not run: {r.failed}", *[""] * 7]
+    judged = _judged(r, c)
     out, dq, twin = judged.results["out"], judged.results.get("dq"), judged.twin
     lost = [f"{n.nan:,} NaN, {n.infinite:,} infinite in {name}"
             for name, n in judged.results.items() if n.nan or n.infinite]  # fmt: skip
     return [
         r.kernel,
         r.type,
+        on,
         name,
         "; ".join(lost) or f"{out.error:.2e}",
         f"{out.gain:+.1e}",
@@ -142,25 +215,23 @@ def _release(r: Release, c: Compared) -> list[str]:
         f"{dq.error:.2e}" if dq else "",
         f"{judged.drift:.1e}" if dq else "",
         twin.plan if twin else "none",
-        ", ".join(f"{name} {share:.5f}" for name, share in twin.equal.items()) if twin else "",
+        shares(twin) if twin else "",
         "same" if r.again else "other",
     ]
 
 
 def release_records(c: Compared) -> list[Mapping[str, Any]]:
     """Return the releases as data."""
-    return [plain(release) for release in releases_of(c)]
+    return [plain(r) for releases in by_kernel(c.whole).values() for r in releases]
 
 
 def picture(c: Compared) -> Picture | None:
     """Draw a row for each kernel: its releases, in another tint where bits changed."""
-    rows: dict[tuple[str, str, str], list[Release]] = {}
-    for s in c.steps:
-        row = rows.setdefault((s.new.kernel, s.new.type, s.new.device), [])
-        row += [r for r in (s.old, s.new) if r not in row]
+    rows = by_kernel(c.whole)
     if not rows:
         return None
-    figure, axes = canvas(0.8 + 0.235 * len(rows))
+    rows = {key: own for key, own in rows.items() if len(own) > 1}
+    figure, axes = canvas(0.8 + 0.2 * len(rows))
     ax, width = axes[0][0], max(map(len, rows.values()))
     known = {(s.old.key, s.new.key): s for s in c.steps}
     for y, releases in enumerate(rows.values()):
@@ -177,7 +248,7 @@ def picture(c: Compared) -> Picture | None:
             ax.text(x, y, _short(r, releases), ha="center", va="center", **style)
             before = r if not r.failed else before
     ax.set(xlim=(-0.5, width - 0.5), ylim=(len(rows) - 0.5, -0.5), xticks=[])
-    ax.set_yticks(range(len(rows)), [f"{kernel} {kind}" for kernel, kind, _ in rows], fontsize=7.5)
+    ax.set_yticks(range(len(rows)), [f"{kernel} {kind}" for kernel, kind, _ in rows], fontsize=7)
     ax.tick_params(length=0)
     for side in ax.spines.values():
         side.set_visible(False)

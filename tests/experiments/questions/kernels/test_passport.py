@@ -148,8 +148,11 @@ def test_a_release_that_fails_is_kept(library, monkeypatch, tmp_path):
 
     failed = library("0.9", RuntimeError("no such operator\nand more"))
     assert failed.about["failed"] == "RuntimeError: no such operator" and not failed.results
-    whole = recorded(failed, library("1.0", gated("torch-cpu")))
-    [step] = steps(whole, whole)
+    first, last = library("0.8", gated("torch-cpu")), library("1.0", gated("fused"))
+    whole = recorded(failed, first, last)
+    [over] = steps(whole, whole)
+    assert (over.old.version, over.new.version) == ("0.8", "1.0") and over.found
+    [step] = steps(recorded(failed), recorded(last))
     assert not step.ran and not step.is_same and step.old.failed
     monkeypatch.setitem(calls.SEEDS, "silu_mul", 1)
     with pytest.raises(ValueError, match="other inputs"):
