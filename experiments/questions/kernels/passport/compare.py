@@ -1,5 +1,6 @@
 """Which release of a kernel changed which bits, and what arithmetic changed."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -10,6 +11,7 @@ from roundscope.experiments.questions.kernels.passport.record import Record, Rel
 from roundscope.experiments.questions.kernels.passport.writer.calls import FEATURES, WIDTH
 
 OPEN = "open"
+NEAR = 0.999  # the share of equal numbers from which a plan says something of a change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,24 +151,33 @@ def _arithmetic(before: Judged, after: Judged, rows: dict[str, Rows]) -> tuple[s
         side: [name for name in rows if judged.twin is None or not judged.twin.gives(name)]
         for side, judged in sides.items()
     }
-    if missing := {side: names for side, names in lacking.items() if names}:
-        return f"{OPEN}: {'; '.join(_lack(sides[s], s, n) for s, n in missing.items())}", False
-    assert before.twin is not None and after.twin is not None
+    missing = {side: names for side, names in lacking.items() if names}
+    why = "; ".join(_lack(sides[side], side, names) for side, names in missing.items())
+    if before.twin is None or after.twin is None:
+        return f"{OPEN}: {why}", False
     words = changed(before.twin, after.twin, rows)
+    text = ", ".join(words)
+    if missing:
+        near = all(t.equal.get(n, 0.0) >= NEAR for t in (before.twin, after.twin) for n in rows)
+        most = f"of all but few numbers {text}; " if near and words else ""
+        return f"{OPEN}: {most}{why}", False
     if not words:  # such as two zeros of other signs, of which a comparison of numbers is silent
         return f"{OPEN}: one plan gives the numbers of both", False
     ties = before.twin.ties + after.twin.ties
     also = f" (or another pair of {ties + 2} plans that these numbers do not tell apart)"
-    return ", ".join(words) + (also if ties else ""), True
+    return text + (also if ties else ""), True
 
 
 def _lack(judged: Judged, side: str, names: Sequence[str]) -> str:
-    """Return why a side has no plan for some results, in words."""
+    """Return why a side has no plan for some results, in words; of several, for the first one."""
     if any(result.nan or result.infinite for result in judged.results.values()):
         return f"{side} not all numbers are finite"
     if judged.twin is None:
         return f"{side} no plan was found"
-    shares = ", ".join(
-        f"{100 * judged.twin.equal.get(name, 0.0):.4g} % of {name}" for name in names
+    name = "out" if "out" in names else names[0]
+    share = 1e4 * judged.twin.equal.get(name, 0.0)
+    base, _, words = judged.twin.plan.partition(" with ")
+    plan = (
+        f"{base} with {len(words.split())} changes" if len(words.split()) > 3 else judged.twin.plan
     )
-    return f"{side} the nearest plan, {judged.twin.plan}, gives {shares}"
+    return f"{side} the nearest plan, {plan}, gives {math.floor(share) / 100:g} % of {name}"

@@ -93,13 +93,15 @@ def _step(s: Step) -> list[str]:
 
 
 def _names(s: Step) -> tuple[str, str]:
-    """Return the two releases; by another library where that of the kernel is the same."""
-    if s.old.version != s.new.version:
-        return f"{s.old.library} {s.old.version}", s.new.version
-    names = [name for name in s.versions if name != "python"] or [*s.versions]
-    sides = (" ".join(f"{n} {s.versions[n][k] or 'none'}" for n in names) for k in (0, 1))
-    first, second = sides
-    return first, second
+    """Return the two releases, with the versions of what else changed between them."""
+    more = [n for n in s.versions if n not in (s.old.library, "jaxlib", "mlx-cpu")]
+    sides = []
+    for k, own in enumerate((s.old, s.new)):
+        with_more = [f"{name} {s.versions[name][k] or 'none'}" for name in more]
+        sides.append(
+            ", ".join([f"{own.library} {own.version}" if not k else own.version, *with_more])
+        )
+    return sides[0], sides[1]
 
 
 def step_records(c: Compared) -> list[dict[str, Any]]:
@@ -226,12 +228,12 @@ def release_records(c: Compared) -> list[Mapping[str, Any]]:
 
 
 def picture(c: Compared) -> Picture | None:
-    """Draw a row for each kernel: its releases, in another tint where bits changed."""
-    rows = by_kernel(c.whole)
+    """Draw the releases of each kernel whose bits changed, in another tint where they did."""
+    changed = {(s.new.kernel, s.new.type, s.new.device) for s in c.steps if not s.is_same}
+    rows = {key: own for key, own in by_kernel(c.whole).items() if key in changed}
     if not rows:
         return None
-    rows = {key: own for key, own in rows.items() if len(own) > 1}
-    figure, axes = canvas(0.8 + 0.2 * len(rows))
+    figure, axes = canvas(0.6 + 0.2 * len(rows))
     ax, width = axes[0][0], max(map(len, rows.values()))
     known = {(s.old.key, s.new.key): s for s in c.steps}
     for y, releases in enumerate(rows.values()):
@@ -248,7 +250,7 @@ def picture(c: Compared) -> Picture | None:
             ax.text(x, y, _short(r, releases), ha="center", va="center", **style)
             before = r if not r.failed else before
     ax.set(xlim=(-0.5, width - 0.5), ylim=(len(rows) - 0.5, -0.5), xticks=[])
-    ax.set_yticks(range(len(rows)), [f"{kernel} {kind}" for kernel, kind, _ in rows], fontsize=7)
+    ax.set_yticks(range(len(rows)), [f"{kernel} {kind}" for kernel, kind, _ in rows], fontsize=7.5)
     ax.tick_params(length=0)
     for side in ax.spines.values():
         side.set_visible(False)
@@ -259,6 +261,5 @@ def _short(r: Release, releases: Sequence[Release]) -> str:
     """Return the version; where several releases have it, that of what they run on too."""
     if sum(other.version == r.version for other in releases) == 1:
         return r.version
-    differ = {n for o in releases for n in r.versions if o.versions.get(n) != r.versions[n]}
-    more = [n for n in ("torch", "jax", "numpy") if n in differ and n != r.library]
-    return f"{r.version} {more[0]} {r.versions[more[0]]}" if more else r.version
+    more = [n for n in ("torch", "jax") if n in r.versions and n != r.library]
+    return " ".join([r.version, *(f"{name} {r.versions[name]}" for name in more)])

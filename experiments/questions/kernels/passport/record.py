@@ -120,12 +120,31 @@ def bits_of(written: Written) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+RUNS_ON = {
+    "transformers": ("torch",),
+    "liger-kernel": ("torch", "triton"),
+    "fla-core": ("torch", "triton"),
+    "sageattention": ("torch", "triton"),
+    "nvidia-cudnn-frontend": ("torch", "nvidia-cudnn-cu13"),
+    "jax": ("jaxlib",),
+    "flax": ("jax", "jaxlib"),
+    "tokamax": ("jax", "jaxlib"),
+    "keras": ("jax", "jaxlib"),
+    "mlx": ("mlx-cpu",),
+}
+"""What else decides the bits of a library's kernels."""
+
+
 def release_of(written: Written) -> Release:
-    """Return the release that wrote a file."""
+    """Return the release that wrote a file, with the versions that decide its bits."""
     about = written.about
     given = {name: about[name] for name in Release.__slots__ if name in about}
     failed = bool(about["failed"])
-    given |= {"again": None if failed else bool(about.get("again"))}
+    names = (about["library"], *RUNS_ON.get(about["library"], ()))
+    given |= {
+        "again": None if failed else bool(about.get("again")),
+        "versions": {name: about["versions"][name] for name in names if name in about["versions"]},
+    }
     return Release(**given, bits="" if failed else bits_of(written))
 
 
