@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import ml_dtypes
@@ -12,7 +13,7 @@ from roundscope.attention.inputs.scales import OPERANDS, stored_operands
 from roundscope.attention.places import absent
 from roundscope.attention.plans.choices import Descales, KeyOrder, Log2E
 from roundscope.attention.plans.hopper import EIGHTS, HOPPER
-from roundscope.attention.plans.record import CHOICES
+from roundscope.attention.plans.record import CHOICES, STORED
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import FACTORS
 from roundscope.attention.testing.calls import Inputs
@@ -74,6 +75,8 @@ MODES = (
     RoundingMode.TIES_TO_AWAY,
     RoundingMode.TO_ODD,
 )
+ARITHMETIC = attrgetter(*(name for name in STORED if name != "name"))
+"""What decides the results of a plan: all fields but its name."""
 AGAIN = {
     Site.S: Site.S_B,
     Site.SCALED: Site.SCALED_B,
@@ -111,9 +114,9 @@ class Candidate:
     scale_ulps: int = 0
 
     @property
-    def key(self) -> tuple[Plan, int, int, int]:
+    def key(self) -> tuple[Any, ...]:
         """What decides the results: everything but names."""
-        return (replace(self.plan, name=""), self.block_q, self.block_k, self.scale_ulps)
+        return (ARITHMETIC(self.plan), self.block_q, self.block_k, self.scale_ulps)
 
 
 def structures(width: int, keys: int, is_cut: bool) -> Iterator[Candidate]:

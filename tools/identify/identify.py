@@ -4,12 +4,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cache
 
 import numpy as np
 
 from roundscope.attention import Plan
 from roundscope.attention.engines.fused import from_scores
-from roundscope.attention.grammar.differences import differences
+from roundscope.attention.grammar.differences import count_of_differences, differences
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.emu import round_to
@@ -445,9 +446,15 @@ def _nearest_name(plan: Plan) -> tuple[str, list[str]]:
 
     A plan with FP16 is compared with those in FP16 too.
     """
+    bases = _bases(FP16 in plan.roundings)
+    name = min(bases, key=lambda n: count_of_differences(plan, bases[n]))
+    return name, differences(replace(plan, name=bases[name].name), bases[name])
+
+
+@cache
+def _bases(is_half: bool) -> dict[str, Plan]:
+    """Return the twins and presets by which plans are named, if `is_half` those in FP16 too."""
     bases = {name: Plan.preset(name) for name in (*TWINS, *PRESETS)}
-    if FP16 in plan.roundings:
+    if is_half:
         bases |= {f"{n}-fp16": half(base) for n, base in bases.items() if BF16 in base.roundings}
-    words = {name: differences(replace(plan, name=base.name), base) for name, base in bases.items()}
-    name = min(words, key=lambda n: len(words[n]))
-    return name, words[name]
+    return bases

@@ -27,6 +27,8 @@ from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
 from roundscope.emu.formats.format import NAMED, Format
 from roundscope.emu.roundings.modes import rounding
 from roundscope.emu.sums.accumulator import Accumulator
+from roundscope.emu.sums.aligned import Alignment
+from roundscope.emu.sums.matrix_cores import ExactChunk, FlushedPairs, MatrixCore
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 from roundscope.events.choice import Choice
 from roundscope.events.plan import BasePlan
@@ -123,10 +125,17 @@ def tensor_cores() -> str:
                 code(name),
                 codes(core.operands),
                 ", ".join(f"{s.chunk} of {operand}" for operand, s in sums),
-                ", ".join(f"{s.alignment.bits} of {operand}" for operand, s in sums if s.alignment),
+                ", ".join(f"{_kept(s.alignment)} of {operand}" for operand, s in sums),
             ]
         )
     return table(("architecture", "reads", "products at a time", "fraction bits kept"), rows)
+
+
+def _kept(kept: Alignment | MatrixCore | None) -> str:
+    """Return how many fraction bits are kept, with the words of a matrix core of its own kind."""
+    if isinstance(kept, ExactChunk):
+        return "all"
+    return "23, rounded," if isinstance(kept, FlushedPairs) else str(kept.bits)
 
 
 def sites() -> str:
