@@ -250,9 +250,9 @@ def identify(
     ties = [] if kind is not Kind.SAME else (back or found).ties
     if kind is not Kind.SAME and machine.note:
         notes.append(machine.note)
-    tied = [n for n in dict.fromkeys(_named(c) for c in ties) if n != _named(best)]
+    tied_names = [n for n in dict.fromkeys(_named(c) for c in ties) if n != _named(best)]
     plan = named(base, words if is_whole else of_forward, best)
-    sentence = _verdict(kind, plan, tied, parts, every, errors, found, back, head)
+    sentence = _verdict(kind, plan, tied_names, parts, every, errors, found, back, head)
     if kind is Kind.NEAR and parts["out"].near.equal == 1.0:
         notes += _of_other_heads(meant, every, head, budget, tell)
     sizes: list[Sized] = []
@@ -272,7 +272,7 @@ def identify(
         best=best,
         forward=found,
         backward=back,
-        ties=tied,
+        ties=tied_names,
         parts=parts,
         whole=every,
         errors=errors,
