@@ -8,7 +8,6 @@ attention to an object, `module.processor`: its `__call__` counts as code of the
 """
 
 import dis
-import warnings
 from collections.abc import Collection, Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -18,8 +17,10 @@ from torch import nn
 
 from roundscope.attention.models.selection import Layer
 from roundscope.attention.torch.declared import MARK
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.numbers import listed
 from roundscope.emu.shown import shown
+from roundscope.emu.told import warn_outside
 
 NAMES = frozenset(
     (
@@ -39,6 +40,7 @@ MARK_IT = (
 )
 
 
+@known_arguments
 def attention_layers(
     model: nn.Module, modules: Iterable[str] | None = None
 ) -> dict[Layer, nn.Module]:
@@ -119,15 +121,14 @@ def written_out(model: nn.Module, found: Collection[nn.Module]) -> list[str]:
     return paths
 
 
-def tell_unseen(model: nn.Module, found: Collection[nn.Module], stacklevel: int) -> None:
+def tell_unseen(model: nn.Module, found: Collection[nn.Module]) -> None:
     """Warn of modules that seem to compute attention and are not seen, beside those that are."""
     if paths := written_out(model, found):
-        warnings.warn(
+        warn_outside(
             f"model: {len(found)} of {len(found) + len(paths)} modules that seem to compute"
             f" attention are seen. Not seen: {_some(paths)}, with products and a softmax in its own"
             f" code. If that is attention, {MARK_IT}; modules=[...] with those that are seen ends"
-            " this warning",
-            stacklevel=stacklevel + 1,
+            " this warning"
         )
 
 

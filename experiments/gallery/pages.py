@@ -166,6 +166,7 @@ LINKS = {  # of the other studies, if there are any
     catalogue.TWO_LEVEL.name: {"../findings/kernels.md#fp8-on-hopper-over-long-rows": FINDING},
     catalogue.ALARM.name: _links("a-warning-before-the-loss-moves"),
     catalogue.FP4_RULES.name: {"../findings/fp4-rules.md": FINDING},
+    catalogue.TRUNCATION.name: {"../findings/truncation.md": FINDING},
 }
 
 
