@@ -133,17 +133,18 @@ def judged(r: Results, scale: Scale) -> list[Verdict]:
 
 
 def answer(r: Results, scale: Scale) -> str:
-    """Return the answer to the paper's question in one sentence."""
+    """Return the answer to the paper's question."""
     t, tile = scale.bench[0], scale.tile
     found = {
         name: number(excess(r, at(name, scale.bench, tile)).mean)
         for name in ("ops:bf16", "sums:bf16", "fa2-bf16")
     }
     return (
-        f"In BF16 the largest deviation of tiled attention from binary64 is {found['ops:bf16']}"
-        " times that of unfused attention when every operation rounds and sums are FP32,"
-        f" {found['sums:bf16']} times when sums round too and {found['fa2-bf16']} times in"
-        f" production kernels (T {t}, tiles of {tile}, Gaussian); {tenfold(r, scale)}."
+        f"In BF16 the largest deviation of tiled attention is {found['ops:bf16']} times that of"
+        " unfused attention where every operation rounds and sums are FP32. It is"
+        f" {found['sums:bf16']} times where sums round too and {found['fa2-bf16']} times in"
+        f" production kernels (from binary64, T {t}, tiles of {tile}, Gaussian);"
+        f" {tenfold(r, scale)}."
     )
 
 
