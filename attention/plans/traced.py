@@ -37,6 +37,7 @@ from roundscope.emu.roundings.random import threefry2x32
 from roundscope.emu.shown import shown
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.aligned import Alignment
+from roundscope.emu.sums.matrix_cores import MatrixCore
 from roundscope.events.plan import check_factors
 
 STOCHASTIC32, ANY32 = rounding("fp32", "stochastic"), rounding("fp32", "toward-zero")
@@ -48,7 +49,7 @@ class TracedAccumulator(NamedTuple):
     order: Order
     step: TracedRounding
     chunk: int
-    alignment: Alignment | None
+    alignment: Alignment | MatrixCore | None
 
 
 class TracedPlan:

@@ -21,7 +21,10 @@ from roundscope.emu.errors import known_arguments
 from roundscope.emu.shown import shown
 from roundscope.emu.told import warn_outside
 
-NO_BACKWARD = ("sage-int8", "fa3-e4m3", "fa3-fp8", "fa3-fp8-scaled")  # which the kernels have not
+NO_BACKWARD = (  # which the kernels have not
+    *("sage-int8", "fa3-e4m3", "fa3-fp8", "fa3-fp8-scaled"),
+    *("mlx-sdpa", "flash-mla", "flashinfer-split"),
+)
 FORWARD_ONLY = (
     "fa4-fp8",
     "fa4-fp8-offset4",
