@@ -301,16 +301,18 @@ class BasePlan:
             ('cast P', 'bf16')
         """
         events = _events_given(self.SITES, events)
-        roundings = tuple(
-            e.element if isinstance(e := events.get(site, self[site]), BlockFormat) else e
-            for site in self.SITES
-        )
-        new = {**dict(self.blocks), **events}
-        blocks = tuple(
-            (site, replace(f, element=replace(f.element, seed=0)))
-            for site in self.SITES
-            if isinstance(f := new.get(site), BlockFormat)
-        )
+        new_roundings = list(self.roundings)
+        for site, event in events.items():
+            own = event.element if isinstance(event, BlockFormat) else event
+            new_roundings[site.ordinal] = own
+        roundings, blocks = tuple(new_roundings), self.blocks
+        if blocks or any(isinstance(event, BlockFormat) for event in events.values()):
+            new = {**dict(blocks), **events}
+            blocks = tuple(
+                (site, replace(f, element=replace(f.element, seed=0)))
+                for site in self.SITES
+                if isinstance(f := new.get(site), BlockFormat)
+            )
         return replace(self, name=name or self.name, roundings=roundings, blocks=blocks)
 
     def adding(self, site: SiteBase | str, accumulator: Accumulator) -> Self:

@@ -17,6 +17,7 @@ from roundscope.attention.torch.calls import Interception, intercept
 from roundscope.attention.torch.discovery import attention_layers
 from roundscope.attention.torch.operator import attention, check_mask
 from roundscope.attention.torch.ranges import lost_range, narrow_events
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.shown import shown
 from roundscope.emu.told import warn_outside
 
@@ -33,6 +34,7 @@ FORWARD_ONLY = (
 )
 
 
+@known_arguments
 def use(
     model: nn.Module,
     plans: "Plan | str | Handler | Mapping[str, Plan | str | Handler]",

@@ -400,11 +400,12 @@ def forward_changes(best: Candidate) -> Iterator[Candidate]:
     yield from _casts(best)
     yield from _modes(best, FORWARD)
     yield from _e4m3(best)
+    yield from narrow_sums(best, best.block_k)
     yield from _scales(best)
     yield from _unlocked(best, fields, FORWARD)
 
 
-def large_changes(best: Candidate) -> Iterator[Iterator[Candidate]]:
+def large_changes(best: Candidate, keys: int) -> Iterator[Iterator[Candidate]]:
     """Yield the changes that move most numbers of an output of few bits, likely ones first.
 
     They are those of narrow casts, and the choices of which numbers are cast. All others move the
@@ -413,10 +414,36 @@ def large_changes(best: Candidate) -> Iterator[Iterator[Candidate]]:
     yield _casts(best)
     yield _modes(best, FORWARD)
     yield _e4m3(best)
+    yield narrow_sums(best, keys)
     yield _formats(best, FORWARD, NARROW)
     yield (c for name in MOVES_FORWARD if name not in SMALL for c in _fields(best, name))
     fields = (c for name in MOVES_FORWARD for c in _fields(best, name))
     yield _unlocked(best, list(fields), FORWARD, NARROW)
+
+
+def narrow_sums(best: Candidate, keys: int) -> Iterator[Candidate]:
+    """Yield the candidate with EXP and its row sum in the format of the output.
+
+    A kernel by hand that stays in the type of its operands does both, and neither helps alone: the
+    sum is rounded once, or after each key. Such a kernel has whole rows, or an L that is narrow
+    too; without tiles X may be narrow as well, as in `exp(s - m)` of tensors.
+    """
+    r = best.plan[Site.OUT]
+    is_whole = best.plan.normalise_first
+    if r.format not in (BF16.format, FP16.format) or absent(best.plan, Site.EXP) is not None:
+        return
+    running = replace(ROW_SUMS["ascending"], step=r)
+    more = ((Site.X,), ()) if is_whole else ((), (Site.L,))
+    for narrow in more:
+        for change, accumulator in (("ROWSUM", None), ("ROWSUM.sum: ascending", running)):
+            size = best.block_k if Site.L in narrow else keys
+            events = (Site.EXP, *narrow, *((Site.ROWSUM,) if accumulator is None else ()))
+            plan = best.plan.rounded(dict.fromkeys(events, r))
+            if accumulator is not None:
+                plan = plan.adding(Site.ROWSUM, accumulator)
+            own = replace(best, block_k=size, block_q=rows_of(plan, size, best.block_q))
+            words = " ".join((*(str(s) for s in (Site.EXP, *narrow)), change))
+            yield _changed(own, f"{words} in {r}", _readable(plan))
 
 
 def _sums(best: Candidate) -> Iterator[Candidate]:
