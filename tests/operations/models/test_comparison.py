@@ -43,6 +43,60 @@ PAIRS = {
 }
 
 
+def with_eps(model):
+    for norm in small.norms(model):
+        norm.variance_epsilon = 1e-3
+    return model
+
+
+def with_base(model):
+    frequencies = 1e6 ** (-torch.arange(8) / 8)
+    model.model.rotary_emb.inv_freq.copy_(frequencies)
+    return model
+
+
+def with_scale(model):
+    for layer in model.model.layers:
+        layer.self_attn.scaling = 0.2525
+    return model
+
+
+CONSTANTS = {
+    "rms_norm": (with_eps, "eps 1e-06", "eps 0.001"),
+    "rope_table": (with_base, "base 10000", "base 1000000"),
+    "attention": (with_scale, "scale 0.25", "scale 0.2525"),
+}
+
+
+@pytest.mark.parametrize("operation", CONSTANTS)
+def test_constants_that_differ_are_told(operation):
+    change, *words = CONSTANTS[operation]
+    found = compare((small.llama(), IDS), (change(small.llama()), IDS))
+    (group,) = found.groups
+    assert group.name == operation and [group.a, group.b] == words
+
+
+def test_linear_layers_are_told_by_their_paths_and_the_end_by_its_types():
+    """Of two kinds of layers both; of one layer among its like the whole path."""
+    other = small.llama()
+    own = [other.model.layers[0].self_attn.q_proj, other.lm_head]
+    for layer in own:
+        weight = layer.weight
+        layer.forward = lambda x, w=weight: x.float() @ w.float().T
+    linear, end = sorted(
+        compare((small.llama(), IDS), (other, IDS)).groups, key=lambda group: group.name != "end"
+    )[::-1]
+    assert linear.name == "linear q_proj and lm_head"
+    assert str(end).startswith("the end, behind the last operation (A: in binary64 (the default)")
+    assert end.a.endswith("of logits in bfloat16") and end.b.endswith("of logits in float32")
+    changed = small.llama()
+    changed.model.layers[1].mlp.down_proj.forward = lambda x, d=changed.model.layers[1].mlp: (
+        x.float() @ d.down_proj.weight.float().T
+    ).to(x.dtype)
+    (group,) = compare((small.llama(), IDS), (changed, IDS)).groups
+    assert group.name == "linear model.layers.1.mlp.down_proj"
+
+
 @pytest.mark.parametrize("operation", PAIRS)
 def test_one_culprit_is_named_alone(operation):
     a, b = small.llama(), PAIRS[operation](small.llama())
@@ -122,7 +176,8 @@ def test_log_softmax_in_bf16():
 def test_log_softmax_of_one_side():
     plain, own = Side(small.llama(), IDS), small.log_softmax(torch.bfloat16)
     found = compared(plain, Side(small.llama(), IDS, logprobs=own))
-    assert "(A: in binary64 (the default); B: log_softmax in bfloat16)" in found.sentence
+    of_a = "A: in binary64 (the default), of logits in bfloat16"
+    assert f"({of_a}; B: log_softmax in bfloat16)" in found.sentence
     (row,) = [row for row in found.rows if row.made == "here"]
     assert (row.ulps, row.differ > 0) == (0.0, True)
     (note,) = found.notes
@@ -333,4 +388,4 @@ def test_log_probabilities_after_many_passes():
     assert abs(found.left) < 1e-12 and {g.name for g in found.groups[1:]} <= {"attention", "linear"}
     again = compare(Side(model, ids, None, narrow), Side(other, ids, small.by_token))
     assert "in bfloat16" in again.groups[0].a
-    assert again.groups[0].b == "in binary64 (the default)"
+    assert again.groups[0].b == "in binary64 (the default), of logits in bfloat16"
