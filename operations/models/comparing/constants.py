@@ -5,7 +5,7 @@ from math import isclose
 from typing import Any
 
 from roundscope.operations.models.calls import ALIASES
-from roundscope.operations.models.tape import Entry, Ref
+from roundscope.operations.models.tape import Entry
 
 PLAIN = (int, float, str, bool)
 
@@ -17,6 +17,7 @@ def constants_of(entry: Entry) -> dict[str, Any]:
     the frequencies of a table of angles it is their base, if they are its powers.
 
     Example:
+        >>> from roundscope.operations.models.tape import Ref
         >>> kind = {"operation": "rms_norm", "function": "Norm", "module": "", "step": 0}
         >>> entry = Entry(
         ...     number=0, arguments=([Ref(0), -1], {"keepdim": True}), outputs=(1,),
@@ -29,7 +30,7 @@ def constants_of(entry: Entry) -> dict[str, Any]:
     found = {ALIASES.get(name, name): x for name, x in entry.settings.items()}
     found |= {f"argument {n}": x for n, x in enumerate(args)} | dict(kwargs)
     frequencies = found.pop("frequencies", None)
-    found = {name: x for name, x in found.items() if isinstance(x, PLAIN) and type(x) is not Ref}
+    found = {name: x for name, x in found.items() if isinstance(x, PLAIN)}
     return found | (_of_angles(frequencies) if frequencies else {})
 
 

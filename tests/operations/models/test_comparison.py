@@ -49,9 +49,8 @@ def with_eps(model):
     return model
 
 
-def with_base(model):
-    frequencies = 1e6 ** (-torch.arange(8) / 8)
-    model.model.rotary_emb.inv_freq.copy_(frequencies)
+def with_base(model, base=1e6):
+    model.model.rotary_emb.inv_freq = base ** (-torch.arange(8) / 8)
     return model
 
 
@@ -71,28 +70,26 @@ CONSTANTS = {
 @pytest.mark.parametrize("operation", CONSTANTS)
 def test_constants_that_differ_are_told(operation):
     change, *words = CONSTANTS[operation]
-    found = compare((small.llama(), IDS), (change(small.llama()), IDS))
-    (group,) = found.groups
+    own = with_base(small.llama(), 1e4)  # in FP32; as the model has them they are in BF16
+    (group,) = compare((own, IDS), (change(with_base(small.llama(), 1e4)), IDS)).groups
     assert group.name == operation and [group.a, group.b] == words
 
 
 def test_linear_layers_are_told_by_their_paths_and_the_end_by_its_types():
     """Of two kinds of layers both; of one layer among its like the whole path."""
     other = small.llama()
-    own = [other.model.layers[0].self_attn.q_proj, other.lm_head]
-    for layer in own:
-        weight = layer.weight
-        layer.forward = lambda x, w=weight: x.float() @ w.float().T
+    for layer in (*(x.mlp.down_proj for x in other.model.layers), other.lm_head):
+        to = torch.float32 if layer is other.lm_head else small.BF16
+        layer.forward = lambda x, w=layer.weight, to=to: (x.float() @ w.float().T).to(to)
     linear, end = sorted(
-        compare((small.llama(), IDS), (other, IDS)).groups, key=lambda group: group.name != "end"
-    )[::-1]
-    assert linear.name == "linear q_proj and lm_head"
+        compare((small.llama(), IDS), (other, IDS)).groups, key=lambda group: group.name == "end"
+    )
+    assert linear.name == "linear down_proj and lm_head"
     assert str(end).startswith("the end, behind the last operation (A: in binary64 (the default)")
     assert end.a.endswith("of logits in bfloat16") and end.b.endswith("of logits in float32")
     changed = small.llama()
-    changed.model.layers[1].mlp.down_proj.forward = lambda x, d=changed.model.layers[1].mlp: (
-        x.float() @ d.down_proj.weight.float().T
-    ).to(x.dtype)
+    down = changed.model.layers[1].mlp.down_proj
+    down.forward = lambda x, w=down.weight: x[..., ::2] @ w[:, ::2].T + x[..., 1::2] @ w[:, 1::2].T
     (group,) = compare((small.llama(), IDS), (changed, IDS)).groups
     assert group.name == "linear model.layers.1.mlp.down_proj"
 
