@@ -3,15 +3,16 @@
 `attention.torch.reached` reads a module; here is what a whole model has, and what its user is told.
 """
 
-import warnings
 from collections.abc import Collection, Iterable
 
 from torch import nn
 
 from roundscope.attention.models.selection import Layer
 from roundscope.attention.torch.reached import calls_attention, held, is_of, writes_out
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.numbers import listed
 from roundscope.emu.shown import shown
+from roundscope.emu.told import warn_outside
 
 SHOWN = 4  # how many modules that write attention out are named
 MARK_IT = (
@@ -19,16 +20,17 @@ MARK_IT = (
 )
 
 
+@known_arguments
 def attention_layers(
     model: nn.Module, modules: Iterable[str] | None = None
 ) -> dict[Layer, nn.Module]:
     """Return the modules of a model that call attention themselves, in the model's order.
 
     A module is one of them if the code of its class, or a function that it calls, names
-    `scaled_dot_product_attention`, the registry of the transformers library, or the function
-    under `nn.MultiheadAttention`, or is marked by `attention_function`. A function that it calls
-    may be a global one, or the value of an attribute: itself, in a partial, a list or a dictionary,
-    or that of an object there.
+    `scaled_dot_product_attention`, the registry of the transformers or the diffusers library, or
+    the function under `nn.MultiheadAttention`, or is marked by `attention_function`. A function
+    that it calls may be a global one, or the value of an attribute: itself, in a partial, a list or
+    a dictionary, or that of an object there, as the `processor` of a module of diffusers is.
 
     Args:
         model: Any `nn.Module`; a compiled model gives those of the model that was compiled.
@@ -96,15 +98,14 @@ def written_out(model: nn.Module, found: Collection[nn.Module]) -> list[str]:
     ]
 
 
-def tell_unseen(model: nn.Module, found: Collection[nn.Module], stacklevel: int) -> None:
+def tell_unseen(model: nn.Module, found: Collection[nn.Module]) -> None:
     """Warn of modules that seem to compute attention and are not seen, beside those that are."""
     if paths := written_out(model, found):
-        warnings.warn(
+        warn_outside(
             f"model: {len(found)} of {len(found) + len(paths)} modules that seem to compute"
             f" attention are seen. Not seen: {_some(paths)}, with products and a softmax in its own"
             f" code. If that is attention, {MARK_IT}; modules=[...] with those that are seen ends"
-            " this warning",
-            stacklevel=stacklevel + 1,
+            " this warning"
         )
 
 

@@ -7,7 +7,7 @@ transformers library are followed within a file only.
 
 A function may also be the value of an attribute, or of an entry of a list or a dictionary there, or
 belong to an object there, one object deep: what the module's code, its `__init__` apart, names is
-looked at (`held`).
+looked at (`held`). The diffusers library leaves attention to such an object, `module.processor`.
 """
 
 import dis
@@ -22,7 +22,12 @@ from torch import Tensor, nn
 from roundscope.attention.torch.declared import MARK
 
 NAMES = frozenset(
-    ("scaled_dot_product_attention", "ALL_ATTENTION_FUNCTIONS", "multi_head_attention_forward")
+    (
+        "scaled_dot_product_attention",
+        "ALL_ATTENTION_FUNCTIONS",  # of transformers
+        "dispatch_attention_fn",  # of diffusers
+        "multi_head_attention_forward",
+    )
 )
 OBJECTS = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
 LIBRARIES = ("torch", "transformers")

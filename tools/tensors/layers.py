@@ -311,6 +311,7 @@ def _said(file: TensorFile, prefix: str) -> tuple[str, ...]:
     dropout = file.said(prefix, "dropout")
     words = (
         ", ".join(origin),
+        f"the file says: {told}" if (told := file.said(prefix, "description")) else "",
         notes or "",
         f"the capture was {remark}, so layers, calls and gradients may be missing"
         if remark.startswith(ENDED)
