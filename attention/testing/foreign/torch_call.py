@@ -56,7 +56,7 @@ def operators_of(call: Callable[[], Any]) -> set[str]:
             names.add(str(func))
             return func(*args, **(kwargs or {}))
 
-    with Named():
+    with Named():  # type: ignore[no-untyped-call]
         call()
     return names
 
