@@ -313,7 +313,8 @@ def test_the_suspect_is_the_next_step():
     found = Findings(name="f", about="calls", asked=asked, cases=[failed], compared=compared)
     why, command = report.next_step(found)
     assert words in found.sentence and words not in why
-    assert why.startswith("Next: look for that") and command == "roundscope check k:f --claims fa2 --tokens 64"
+    assert why.startswith("Next: look for that")
+    assert command == "roundscope check k:f --claims fa2 --tokens 64"
     assert found.sentence == f"f is not as good as fa2: {words}."
     further = [
         Case(test="envelope", name="a", answer=Answer.FAIL, sentence="Wrong."),
