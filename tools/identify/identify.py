@@ -446,7 +446,9 @@ def _of_other_heads(meant: Meant, every: Whole, head: int, budget: int, tell: To
     if (entry, other // group) == (0, head):
         return []
     part, kept, _ = of_key_head(meant.x, meant.outputs, entry, other // group)
-    alone = identify(part, Outputs(out=kept.out), tell, budget // 2)
+    # few last bits, as of another order of additions, are those of another structure at most
+    few = heads[entry, other] < (1.0 - NEAR) * kept.out[:, :, 0].size
+    alone = identify(part, Outputs(out=kept.out), tell, 0 if few else budget // 2)
     return [f"batch entry {entry}, head {other}, searched for alone: {alone.verdict}"]
 
 
