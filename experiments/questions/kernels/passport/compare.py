@@ -11,6 +11,7 @@ from roundscope.experiments.questions.kernels.passport.record import Record, Rel
 from roundscope.experiments.questions.kernels.passport.writer.calls import FEATURES, WIDTH
 
 OPEN = "open"
+MOST = 12  # words beyond which two plans that happen to give the numbers explain nothing
 NEAR = 0.999  # the share of equal numbers from which a plan says something of a change
 
 
@@ -164,6 +165,9 @@ def _arithmetic(before: Judged, after: Judged, rows: dict[str, Rows]) -> tuple[s
     if not words:  # such as two zeros of other signs, of which a comparison of numbers is silent
         return f"{OPEN}: one plan gives the numbers of both", False
     ties = before.twin.ties + after.twin.ties
+    if len(words) > MOST:
+        why = f"two of {ties + 2} plans that give the numbers differ in {len(words)} words"
+        return f"{OPEN}: {why}", False
     also = f" (or another pair of {ties + 2} plans that these numbers do not tell apart)"
     return text + (also if ties else ""), True
 

@@ -78,8 +78,8 @@ def test_a_changed_arithmetic_is_named(library):
     kept, moved = steps(whole, whole)
     assert kept.old.version == "1.9.0" and kept.is_same and not kept.arithmetic and not kept.rows
     assert moved.versions == {"planted": ("1.10.0", "2.0.0")} and moved.found
-    assert moved.arithmetic.startswith("SC: bf16 -> fp32, GU: bf16 -> fp32")
-    assert "DU" not in moved.arithmetic  # of the backward, which was not run
+    assert moved.arithmetic.startswith("SC: bf16 -> fp32 (or another pair of")
+    assert "," not in moved.arithmetic  # of tied plans the two that differ least
     twins = [whole.bits[r.bits].twin for r in (moved.old, moved.new)]
     assert all(t.gives("out") for t in twins)
     [across] = steps(recorded(first), recorded(later))
