@@ -19,6 +19,7 @@ from roundscope.experiments.catalogue import STUDIES, Entry, named
 from roundscope.experiments.framework.command import lacking, measured
 from roundscope.experiments.framework.study import Static, Study
 from roundscope.experiments.framework.verdicts import Verdict, Word, lines
+from roundscope.experiments.gallery import claims
 from roundscope.experiments.questions.dose import study as dose
 from roundscope.experiments.questions.kernels import study as kernels
 from roundscope.experiments.questions.tensor_cores import study as tensor_cores
@@ -169,6 +170,7 @@ LINKS = {  # of the other studies, if there are any
     catalogue.TWO_LEVEL.name: {"../findings/kernels.md#fp8-on-hopper-over-long-rows": FINDING},
     catalogue.ALARM.name: _links("a-warning-before-the-loss-moves"),
     catalogue.FP4_RULES.name: {"../findings/fp4-rules.md": FINDING},
+    catalogue.TRUNCATION.name: {"../findings/truncation.md": FINDING},
 }
 
 
@@ -230,6 +232,7 @@ def write(names: Sequence[str] = (), folder: Path = DOCS / "gallery") -> None:
     for entry in chosen:
         write_whole(folder / f"{entry.name}.md", text_of(entry, folder))
     write_whole(folder / "index.md", index(folder))
+    write_whole(folder.parent / "findings" / "claims.md", claims.text_of(claims.pages_of(folder)))
 
 
 def text_of(entry: Entry, folder: Path) -> str:

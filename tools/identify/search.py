@@ -308,7 +308,7 @@ def _widely(
     is_narrow = candidates.held(out).format.precision <= FP16.format.precision
     far = [c for c in every if is_narrow and near[c].equal < CLOSE]
     close = [c for c in every if c not in far]
-    screened, first = _of_large_changes(far, near, glance, half)
+    screened, first = _of_large_changes(x.k.shape[1], far, near, glance, half)
     # changes that give every bit: only these are tried on the other structures, for ties
     hits: set[str] = set()
     if first is not None:
@@ -352,7 +352,7 @@ def _widely(
 
 
 def _of_large_changes(
-    forms: list[Candidate], near: dict[Candidate, Nearness], glance: Judge, tries: Tries
+    keys: int, forms: list[Candidate], near: dict[Candidate, Nearness], glance: Judge, tries: Tries
 ) -> tuple[Ranked, Candidate | None]:
     """Try large changes of structures that are far off, the likely ones of all of them first.
 
@@ -364,7 +364,7 @@ def _of_large_changes(
         if c.plan.name not in told or near[c].equal >= TOLD:
             told[f"{c.plan.name} {c.block_k}" if c.plan.name in told else c.plan.name] = c
     screened: Ranked = []
-    rounds = zip_longest(*(candidates.large_changes(c) for c in told.values()))
+    rounds = zip_longest(*(candidates.large_changes(c, keys) for c in told.values()))
     for changes in rounds:
         for form, some in zip(told.values(), changes, strict=True):
             more = _ranked(glance, some or (), tries)
