@@ -153,17 +153,26 @@ def twin_of_operation(
     )
 
 
-def changed(old: Twin, new: Twin, results: Collection[str]) -> list[str]:
-    """Return the words in which two plans differ, `NAME: OLD -> NEW`; of ties, of the nearest two.
+def changed(old: Twin, new: Twin, results: Collection[str]) -> list[list[str]]:
+    """Return the smallest changes of arithmetic that make the numbers of one plan those of another.
 
-    Words that one plan alone has are "none" in the other. Where `out` alone is among the results
-    that changed, words of the backward are left out.
+    Each is a list of words `NAME: OLD -> NEW`, OLD or NEW "none" where a plan has no such word.
+    There are several where plans that tie differ in as few words. Where `out` alone is among the
+    results that changed, words of the backward are left out.
     """
     stages = ("forward",) if {*results} == {"out"} else ("forward", "backward")
-    sides = [_forms(twin, stages) for twin in (old, new)]
-    a, b = min(product(*sides), key=lambda pair: len(pair[0].items() ^ pair[1].items()))
-    names = [name for name in dict.fromkeys((*a, *b)) if a.get(name) != b.get(name)]
-    return [f"{name}: {a.get(name, 'none')} -> {b.get(name, 'none')}" for name in names]
+    pairs = [*product(_forms(old, stages), _forms(new, stages))]
+    sizes = [len({name for name, _ in a.items() ^ b.items()}) for a, b in pairs]
+    least = [pair for pair, size in zip(pairs, sizes, strict=True) if size == min(sizes)]
+    told = {
+        tuple(
+            f"{name}: {a.get(name, 'none')} -> {b.get(name, 'none')}"
+            for name in dict.fromkeys((*a, *b))
+            if a.get(name) != b.get(name)
+        ): None
+        for a, b in least
+    }
+    return [list(words) for words in told]
 
 
 def _forms(twin: Twin, stages: Sequence[str]) -> list[Words]:
