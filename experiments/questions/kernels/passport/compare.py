@@ -192,7 +192,7 @@ def _arithmetic(before: Judged, after: Judged, rows: dict[str, Rows]) -> tuple[s
 
 
 def _lack(judged: Judged, side: str, names: Sequence[str]) -> str:
-    """Return what plan a side has, in words: of results that it does not give, for the first one."""
+    """Return what plan a side has, in words; of results that it does not give, for one."""
     if any(result.nan or result.infinite for result in judged.results.values()):
         return f"{side} not all numbers are finite"
     if judged.twin is None:
