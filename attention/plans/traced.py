@@ -30,6 +30,7 @@ from roundscope.emu.backends.xla.traced import (
     rounding_of,
     row_of,
 )
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.numbers import check_array, check_seed
 from roundscope.emu.roundings.modes import BINARY32, Rounding, rounding
 from roundscope.emu.roundings.random import threefry2x32
@@ -102,6 +103,7 @@ class HeadPlans:
     table: Array
 
 
+@known_arguments
 def head_plans(plans: Sequence[Plan]) -> HeadPlans:
     """Return plans as data, one for each query head, for `attend(..., plan=head_plans(plans))`.
 
@@ -168,6 +170,7 @@ def difference(a: Plan, b: Plan) -> str:
     return f"{name}: {getattr(a, name)} and {getattr(b, name)}"
 
 
+@known_arguments
 def reseeded(plans: HeadPlans, number: "Array | int") -> HeadPlans:
     """Return plans with every seed mixed with a number, for fresh random bits in each step or
     layer of a training.

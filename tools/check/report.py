@@ -250,8 +250,13 @@ def next_step(found: Findings) -> tuple[str, str]:
     tests = [test for test in QUESTIONS if any(case.test == test for case in found.failed)]
     again = command_of(asked)
     if not tests:
-        is_file = Path(asked.source).is_file()  # which an assertion cannot call
-        how = "" if is_file else f" by {_assertion(asked)} in a test, or"
+        is_told = [w for w in call_of(asked) if w not in ("--causal", "--full")]
+        # an assertion cannot call a file, nor be told of a window
+        how = (
+            ""
+            if is_told or Path(asked.source).is_file()
+            else f" by {_assertion(asked)} in a test, or"
+        )
         return f"Next: keep it so,{how} in CI by", f"{again} --junit check.xml"
     if any(case.is_lost for case in found.failed):
         return (
@@ -261,15 +266,15 @@ def next_step(found: Findings) -> tuple[str, str]:
         )
     if found.suspect:
         return (
-            f"Next: look there in the code: {found.suspect}. After the repair, check again",
+            "Next: look for that in the code. After the repair, check again",
             again,
         )
     if found.explained is not None:
         return _next_explained(found, found.explained)
     if found.cause:
         return (
-            f"Next: look there in the code: {found.cause}. If the kernel means it, claim that with"
-            " --claims and --set. Else repair it and check again",
+            "Next: look for that in the code. If the kernel means it, claim that with --claims and"
+            " --set. Else repair it and check again",
             again,
         )
     if "explanation" in tests:
@@ -310,12 +315,12 @@ def _next_explained(found: Findings, search: Identified) -> tuple[str, str]:
     is_claimed = search.has_arithmetic_of(asked.reference().plan)
     if search.kind is Kind.MEANING or is_claimed or (out.gathered and out.gathered.factor):
         return (
-            f"Next: look there in the code: {search.cause}. After the repair, check again",
+            "Next: look for that in the code. After the repair, check again",
             again,
         )
     claims = replace(asked, claims=search.base, changes=search.words)
     return (
-        f"Next: look at that in the code: {search.cause}. If the kernel means it, claim it",
+        "Next: look for that in the code. If the kernel means it, claim it",
         command_of(claims),
     )
 

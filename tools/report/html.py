@@ -21,7 +21,7 @@ SECTIONS = 5  # sections from which on a page has a table of contents
 BREAKS = 24  # characters of a word beyond which it may break behind a dot, a line or a colon
 _NUMBER = re.compile(r"[-+±]?\s*[\d.,]+(e[-+]?\d+)?\s*[%x]?|-|inf|nan|")
 _WORD = re.compile(rf"[\w.:/,=-]{{{BREAKS},}}")
-_POWER = re.compile(r"[-+]?[\d.]+e[-+]\d+")
+_WHOLE = re.compile(r"[-+]?[\d.]+e[-+]\d+|[-+]?[\d.,]*\d %")
 _SENTENCE = re.compile(r"(?<=[a-z0-9)\]][.?!]) (?=\w)")  # where a sentence ends
 
 
@@ -49,6 +49,7 @@ def _template() -> Template:
     environment.filters["number"] = id
     environment.filters["numeric"] = _numeric
     environment.filters["flowing"] = flowing
+    environment.filters["unbroken"] = unbroken
     return environment.get_template("page.html.jinja")
 
 
@@ -71,7 +72,17 @@ def flowing(text: str) -> Markup:
     """
     escaped = str(Markup.escape(text))
     parted = _WORD.sub(lambda m: re.sub(r"([._:/])(?=\w)", r"\1<wbr>", m[0]), escaped)
-    return Markup(_POWER.sub(r"<span class=n>\g<0></span>", parted))
+    return Markup(_WHOLE.sub(r"<span class=n>\g<0></span>", parted))
+
+
+def unbroken(command: str) -> Markup:
+    """Return a command as HTML whose lines end between its words, and never inside --option.
+
+    Example:
+        >>> print(unbroken("roundscope trace --set P=fp32"))
+        <span>roundscope</span> <span>trace</span> <span>--set</span> <span>P=fp32</span>
+    """
+    return Markup(" ").join(Markup("<span>{}</span>").format(word) for word in command.split(" "))
 
 
 def _numeric(table: Table) -> str:
