@@ -424,8 +424,17 @@ P = TypeVar("P", bound=BasePlan)
 
 
 def half(plan: P) -> P:
-    """Return a plan with FP16 in place of BF16 everywhere, on tensor cores of FP16."""
-    halved = plan.rounded({site: FP16 for site in plan.SITES if plan[site] == BF16})
+    """Return a plan with FP16 in place of BF16 everywhere, on tensor cores of FP16.
+
+    Modes of rounding stay; block formats with BF16 elements do too.
+    """
+    halved = plan.rounded(
+        {
+            site: replace(plan[site], format=FP16.format)
+            for site in plan.SITES
+            if plan.block(site) is None and plan[site].format == BF16.format
+        }
+    )
     for site in plan.FACTORS:
         kept = halved.accumulator(site)
         if kept.alignment is not None and kept.alignment.operand.name == "bf16":

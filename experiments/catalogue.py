@@ -146,9 +146,17 @@ LOWBIT = Entry(
     command="reproduce lowbit",
     question="Does keeping the row sums of dS at zero replace matched recomputation and a"
     " high-precision dS in attention of few bits?",
-    full=832,
+    full=1058,
     seeds=(2, 5),
-    note="832 s are of an H100, in two parts with --jobs 10 and 14",
+    note="1058 s are of an H100, in three parts with --jobs 10 and 14",
+)
+TRUNCATION = Entry(
+    name="truncation",
+    command="reproduce truncation",
+    question="What do casts toward zero, as in AMD's default builds, do to attention, and what"
+    " repairs it?",
+    seeds=(2, 5),
+    note="without training there are 8 seeds, or 16 heads of real tensors",
 )
 DOSE = Entry(
     name="dose",
@@ -223,7 +231,7 @@ KERNELS = Entry(
 # run by `roundscope reproduce`
 PAPERS = (
     *(GOLDEN, LONG, QIU_YAO, RELEASED, MECHANISM, SU, MXFP8, FA4, TWO_LEVEL),
-    *(ALARM, FP4_RULES, LOWBIT),
+    *(ALARM, FP4_RULES, LOWBIT, TRUNCATION),
 )
 DOSES = (BIAS, SCALING, CONDITIONS, IDENTITY)  # run by `roundscope dose --study`
 PROXIES = (FORMATS, INTERVENTIONS)  # run by `roundscope proxy --study`

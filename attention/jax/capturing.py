@@ -12,6 +12,7 @@ import jaxlib.version
 
 from roundscope.attention.jax.tapping import Call, heard_by, listening, send
 from roundscope.attention.models.capture_file import (
+    ENDED,
     Captured,
     Choice,
     choice_given,
@@ -21,9 +22,11 @@ from roundscope.attention.models.capture_file import (
     write_captures,
 )
 from roundscope.attention.models.selection import Layer, fits
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.shown import shown
 
 
+@known_arguments
 @contextmanager
 def capture(
     path: str | os.PathLike[str],
@@ -92,7 +95,7 @@ def capture(
         with listening(*heard_by(), recorder):
             yield calls
     except BaseException as error:
-        write(f"ended by {type(error).__name__}")
+        write(f"{ENDED} {type(error).__name__}")
         raise
     write("")
     if not calls:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 
 from roundscope.attention.models.capture_file import (
+    ENDED,
     Captured,
     Choice,
     choice_given,
@@ -39,6 +40,7 @@ from roundscope.attention.torch.call import CHAIN, Call
 from roundscope.attention.torch.calls import intercept, kernel_chosen
 from roundscope.attention.torch.discovery import attention_layers
 from roundscope.attention.torch.fast_path import OFF
+from roundscope.emu.errors import known_arguments
 
 GRADIENTS = ("dq", "dk", "dv")
 SHOWN = 8  # how many layers that did not run are named
@@ -303,6 +305,7 @@ def _notes(call: Call, is_nested: bool) -> list[str]:
     return notes
 
 
+@known_arguments
 @contextmanager
 def capture(
     model: nn.Module,
@@ -398,7 +401,7 @@ def capture(
         try:
             yield kept
         except BaseException as error:
-            write(f"ended by {type(error).__name__}")
+            write(f"{ENDED} {type(error).__name__}")
             raise
     if not recorder.records:
         raise RuntimeError(f"nothing was captured, and no file was written: {recorder.passed()}")

@@ -14,6 +14,7 @@ WORD = 2**32
 # fields that came after results were stored
 LOG = "run.sqlite"  # the log of a run, in its folder
 NEWER = ("engine", "drift_alarm", "parts", "gated", "llama", "optimizer")
+AUTOCAST = "autocast"
 ADAMW, MUON = "adamw", "muon"
 
 
@@ -46,7 +47,9 @@ class Config:
                               and AdamW for what is left; the root mean square of Muon's steps is
                               0.2 of the rate, as AdamW's is about
     matmul                  "bf16": operands of linear layers rounded to BF16, sums FP32
-                            (experiments.train.gpt.linear); "fp16"; "fp32"
+                            (experiments.train.gpt.linear); "fp16"; "fp32"; "autocast": results
+                            and gradients rounded to BF16 too, as PyTorch's autocast does, which is
+                            faster on a GPU
     plan, changes           attention: a preset or "jax"; its changes, such as "layer=1 ->
                             plan=qiu-yao", and those of linear layers (interventions)
     sums                    "native": the device's own sums of products, fast, reproducible on one
@@ -198,7 +201,7 @@ def _is_above_0(x: float | None) -> bool:
 
 def _check_attention(c: Config) -> None:
     for name, known in (
-        ("matmul", ("bf16", "fp16", "fp32")),
+        ("matmul", ("bf16", "fp16", "fp32", AUTOCAST)),
         ("optimizer", (ADAMW, MUON)),
         ("sums", ("native", "preset")),
         ("engine", (XLA, PALLAS, CUDNN)),

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.shown import shown
 from roundscope.emu.stats.comparison import agree, lost
 from roundscope.operations.identification.device import kind_of
@@ -41,6 +42,7 @@ PROBES = 3  # calls of a user's function
 Ranked = list[tuple[Score, Tried]]
 
 
+@known_arguments
 def identify(
     name: Operation | str,
     inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]],

@@ -260,8 +260,8 @@ def _opening(asked: CheckCastOptions, found: CastReport) -> Opening:
         given = hexed(examples[0].given)
         explained = f"roundscope explain {given} --to {r.format.name}{mode}"
     why = "Next, one of the results that differ, in bits as it should be"
-    if again := _narrow(asked, found):
-        explained, why = again, NARROW_TOO
+    if again := _again(asked, found):
+        explained, why = again[1], again[0]
     instead = f": it behaves as {found.instead}" if found.instead else ""
     return Opening(
         f"{asked.function} does not round as {asked.format} does{instead}.",
@@ -272,11 +272,16 @@ def _opening(asked: CheckCastOptions, found: CastReport) -> Opening:
     )
 
 
-def _narrow(asked: CheckCastOptions, found: CastReport) -> str:
-    """Return the command that asks for quotients in float32, where all that differs is these."""
-    if found.instead != f"{found.name}, {NARROW}":
-        return ""
-    return _command(replace(asked, divided="float32"))
+def _again(asked: CheckCastOptions, found: CastReport) -> tuple[str, str] | None:
+    """Return what to ask instead in words, and the command: what explains most or all results."""
+    if found.instead == f"{found.name}, {NARROW}":
+        return NARROW_TOO, _command(replace(asked, divided="float32"))
+    if (other := found.otherwise) is None:
+        return None
+    changed: dict[str, Any] = {other.option: other.value}
+    if other.option == "tensor_scale":
+        changed = {"tensor_scale": float(other.value)}
+    return f"Next, since {other}, ask for that", _command(replace(asked, **changed))
 
 
 def _command(asked: CheckCastOptions) -> str:
@@ -322,8 +327,8 @@ def _brief(asked: CheckCastOptions, found: CastReport) -> list[Part]:
         if not found.has_nearest:
             title += "; none explains half, so that none is a cause"
         parts.append(_agreement(title, found.behaviors[:FEW]))
-    if again := _narrow(asked, found):
-        parts += [Text(f"{NARROW_TOO}:"), Code(f"  {again}")]
+    if again := _again(asked, found):
+        parts += [Text(f"{again[0]}:"), Code(f"  {again[1]}")]
     return parts
 
 

@@ -39,6 +39,8 @@ PRESETS = (
     "fa2-bf16",
     "qiu-yao",
     "baseline-bf16",
+    "aiter-ck",
+    "aiter-asm",
 )
 KEY_TILES = (*range(16, 257, 16), 512)  # keys of a tile
 USUAL_TILES = (32, 64, 128, 256, 512)  # those that are tried in every order of the keys
@@ -277,15 +279,16 @@ def cast_of(out: np.ndarray, exact: np.ndarray) -> Rounding:
 def leaving(best: Candidate, results: Mapping[str, np.ndarray]) -> Candidate:
     """Return the candidate with its results rounded to the formats of these arrays, given by name.
 
-    In a plan that is not fused, P V is rounded to the format of the output if its own lacks numbers
-    of that.
+    A result that the plan rounds to that format already keeps the plan's mode. In a plan that is
+    not fused, P V is rounded to the format of the output if its own lacks numbers of that.
     """
     events = {
-        site: held(x)
-        for name, x in results.items()
+        site: own
+        for name, own in ((name, held(x)) for name, x in results.items())
         for site in RESULTS[name]
         # gradients of heads that a plan keeps wider than those of the group stay so
-        if not best.plan.rounded_heads or best.plan[site] == best.plan[RESULTS[name][-1]]
+        if (not best.plan.rounded_heads or best.plan[site] == best.plan[RESULTS[name][-1]])
+        and best.plan[site].format != own.format
     }
     if (
         Site.OUT in events
@@ -399,6 +402,7 @@ def forward_changes(best: Candidate, only: Collection[str] = ()) -> Iterator[Can
         _sums(best),
         fields,
         _formats(best, FORWARD, only=only),
+        _casts(best),
         _modes(best, FORWARD, only),
         _e4m3(best),
         narrow_sums(best, best.block_k),
@@ -415,6 +419,7 @@ def large_changes(best: Candidate, keys: int) -> Iterator[Iterator[Candidate]]:
     They are those of narrow casts, and the choices of which numbers are cast. All others move the
     last bits of FP32, so that a plan without one of them still has most numbers of such an output.
     """
+    yield _casts(best)
     yield _modes(best, FORWARD)
     yield _e4m3(best)
     yield narrow_sums(best, keys)
@@ -458,6 +463,12 @@ def _sums(best: Candidate) -> Iterator[Candidate]:
         yield _changed(best, f"ROWSUM.sum: {name}", plan.adding(Site.ROWSUM, accumulator))
 
 
+def _casts(best: Candidate) -> Iterator[Candidate]:
+    """Yield the candidate with one mode at every cast, as a build has one for all of them."""
+    for mode in (RoundingMode.TIES_TO_EVEN, *MODES):
+        yield _changed(best, f"casts={mode}", best.plan.changed(f"casts={mode}"))
+
+
 def _e4m3(best: Candidate) -> Iterator[Candidate]:
     for site in (Site.P, Site.Q, Site.K, Site.V):
         yield _changed(best, f"{site}=e4m3fn", _readable(best.plan.at(site, E4M3)))
@@ -486,6 +497,7 @@ def backward_changes(best: Candidate) -> Iterator[Candidate]:
     unlocked = list(_unlocked(best, fields, sites))
     yield from fields
     yield from _formats(best, sites)
+    yield from _casts(best)
     yield from _modes(best, sites)
     yield from unlocked
 

@@ -252,9 +252,9 @@ def identify(
     ties = [] if kind is not Kind.SAME else (back or found).ties
     if kind is not Kind.SAME and machine.note:
         notes.append(machine.note)
-    tied = [n for n in dict.fromkeys(_named(c) for c in ties) if n != _named(best)]
+    tied_names = [n for n in dict.fromkeys(_named(c) for c in ties) if n != _named(best)]
     plan = named(base, words if is_whole else of_forward, best)
-    sentence = _verdict(kind, plan, tied, parts, every, errors, found, back, head)
+    sentence = _verdict(kind, plan, tied_names, parts, every, errors, found, back, head)
     if kind is Kind.NEAR and parts["out"].near.equal == 1.0:
         notes += _of_other_heads(meant, every, head, budget, tell)
     sizes: list[Sized] = []
@@ -274,7 +274,7 @@ def identify(
         best=best,
         forward=found,
         backward=back,
-        ties=tied,
+        ties=tied_names,
         parts=parts,
         whole=every,
         errors=errors,
@@ -350,10 +350,12 @@ def _verdict(
         sentence = f"In key head {head} these are the numbers of {plan}, but not in all heads:"
         sentence += f" {out.words()}."
     elif kind is Kind.NEAR:
-        missing = "Some event, or an order of additions, is missing."
+        missing = ""
         if out.gathered and out.gathered.factor:
-            missing = "No rounding does that: look at what the code does there."
-        sentence = f"Near {plan}: {out.words()}. {missing}"
+            missing = " No rounding does that: look at what the code does there."
+        up_to = "the same arithmetic up to an order of additions or an event that is missing"
+        same = "" if missing else f", {up_to}"
+        sentence = f"Near {plan}{same}: {out.words()}.{missing}"
     elif kind is Kind.NOT_FOUND:
         share = parts["out"].near.equal
         given = share_words(share, 4)

@@ -24,7 +24,7 @@ from roundscope.attention.testing.calls import (
     parts_of,
     sums_of,
 )
-from roundscope.emu.errors import Problem, tidy_errors, unknown
+from roundscope.emu.errors import Problem, known_arguments, tidy_errors, unknown
 from roundscope.emu.numbers import check_truth
 from roundscope.emu.shown import shown
 from roundscope.emu.testing.foreign import ForeignError, call_foreign, ends, limited, raised
@@ -107,6 +107,7 @@ class Convention:
         return "do" in self.names and self.backward
 
 
+@known_arguments
 def kernel_of(
     function: Callable[..., Any] | str,
     *,
@@ -333,6 +334,9 @@ def function_named(name: str, argument: str = "kernel") -> Any:
     try:
         home: Any = importlib.import_module(module)
         found = home
+        if not function and (own := _functions(home)):
+            such = ", ".join(f"{name}:{each}" for each in own[:LISTED])
+            raise Problem(argument, name, f"is a module; name a function of it: {such}")
         for part in function.split("."):
             if found is home and part and not hasattr(home, part) and (own := _functions(home)):
                 more = "..." if len(own) > LISTED else ""

@@ -3,15 +3,16 @@
 They define what rounds where, and leave the order of nothing to chance. matmul="bf16" is the
 paper's "BF16 forward, FP32 backward" (arXiv 2510.04212): the forward rounds both operands to BF16
 and adds the exact products in FP32; the backward multiplies the same rounded operands with the FP32
-gradient, in FP32. (PyTorch's autocast also rounds the result and the gradients to BF16.)
-matmul="fp16" is the same with FP16. Sums are in the device's order.
+gradient, in FP32. matmul="fp16" is the same with FP16. matmul="autocast" rounds as PyTorch's
+autocast to BF16 does: the result, the gradient that comes in and both gradients too, so that every
+product has BF16 factors, which a GPU's tensor cores take. Sums are in FP32, in the device's order.
 
 The roundings of changed linear layers are data, `LinearPlans`, beside the attention's `HeadPlans`.
 A run without such a change has no table and no events in its executables. Before the first change
 the events round as `Config.matmul` says, so that mx= and formats change what is there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from jax import Array, lax
 
 from roundscope.emu.roundings.modes import BINARY32, rounding
 from roundscope.experiments.train import mx
-from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.config import AUTOCAST, Config
 from roundscope.experiments.train.gpt.interventions import BLOCK, MATRICES, changes_of, layers_of
 from roundscope.experiments.train.mx import (
     GROUPS,
@@ -49,6 +50,9 @@ def linear(x: Array, w: Array, kind: str) -> Array:
 
 
 def _forward(x: Array, w: Array, kind: str) -> tuple[Array, tuple[Array, Array]]:
+    if kind == AUTOCAST:
+        x, w = rounded(x).astype(jnp.bfloat16), rounded(w).astype(jnp.bfloat16)
+        return _of_bf16(x, w), (x, w)
     if kind in BITS:
         x, w = rounded(x, kind), rounded(w, kind)
         # numbers of both formats are TF32 numbers: nothing is lost on a GPU, whose default for FP32
@@ -59,11 +63,19 @@ def _forward(x: Array, w: Array, kind: str) -> tuple[Array, tuple[Array, Array]]
 
 def _backward(kind: str, operands: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     x, w = operands
+    product: Callable[[Array, Array], Array] = partial(jnp.matmul, precision=FULL)
+    if kind == AUTOCAST:
+        g, product = rounded(g).astype(jnp.bfloat16), _of_bf16
     rows = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
-    return jnp.matmul(g, w.T, precision=FULL), jnp.matmul(rows[0].T, rows[1], precision=FULL)
+    return product(g, w.T), product(rows[0].T, rows[1])
 
 
 linear.defvjp(_forward, _backward)
+
+
+def _of_bf16(a: Array, b: Array) -> Array:
+    """Return a b of BF16 numbers, added up in FP32 and rounded to BF16, as float32."""
+    return rounded(jnp.matmul(a, b, preferred_element_type=jnp.float32))
 
 
 def rounded(x: Array, kind: str = "bf16") -> Array:
@@ -122,6 +134,9 @@ def formats_of(config: Config, texts: Sequence[str] = ()) -> Formats | None:
     ]
     if not changes:
         return None
+    if config.matmul == AUTOCAST:
+        other = f"'{changes[0].text}' changes what matmul=bf16 or fp32 rounds; give one of these"
+        raise bad("matmul", config.matmul, other)
     for name in ("gated", "llama"):
         if getattr(config, name):
             alone = f"'{changes[0].text}' is an event of GPT-2's layers; leave {name} out"

@@ -27,7 +27,8 @@ and running_sum, running_coherence: the same over all rows monitored so far. An 
 
 Every 10th time also the mean error of every event, in ulps: over 32 rows of one head of each layer
 in turn, by the numpy engine; in a run with fused kernels over a sample of the tiles of every head
-(`attention.tiles.sample`), by those kernels.
+(`attention.tiles.sample`), by those kernels, unless its plans are those of real kernels, of which
+fused kernels keep no record.
 """
 
 import operator
@@ -157,7 +158,7 @@ def sites(
     config: Config, seen: Any, plans: list[Plans | None], turn: int, fused: Fixed | None = None
 ) -> list[dict[str, tuple[float, float]]]:
     """Return per arm: event -> (mean error, mean |error|), in ulps, of one head or a sample."""
-    if fused is not None:
+    if fused is not None and not any(plan.is_of_kernel for plan in _each(config, fused)):
         return _of_a_sample(config, seen, fused)
     head = turn % config.heads
     q, k, v, do = (np.asarray(x[:, :, 0, :, head]) for x in seen)  # (A, L, T, H)
@@ -189,7 +190,7 @@ def _site_means(
 def _of_a_sample(config: Config, seen: Any, plans: Fixed) -> list[dict[str, tuple[float, float]]]:
     """Return the means over layers, each a batch entry, and heads, by the same tiles."""
     tiles = -(-config.context // config.tile)
-    each = plans if isinstance(plans, tuple) else (plans,) * config.layers
+    each = _each(config, plans)
     options: dict[str, Any] = {"is_causal": True, "engine": "pallas"}
     options |= {"block_q": config.tile, "block_k": config.tile}
     options["record"] = Record(every=-(-tiles // TILES))
@@ -200,6 +201,10 @@ def _of_a_sample(config: Config, seen: Any, plans: Fixed) -> list[dict[str, tupl
 
     arms = zip(*seen, strict=True)
     return [_means([stats(arm, layers) for layers in _alike(each)]) for arm in arms]
+
+
+def _each(config: Config, plans: Fixed) -> tuple[Plan, ...]:
+    return plans if isinstance(plans, tuple) else (plans,) * config.layers
 
 
 def _alike(each: Sequence[Plan]) -> list[list[int]]:

@@ -51,6 +51,10 @@ BY_HAND = [
     ("format.O=bf16 mode.O=to-odd", BASE.at("O", "bf16", "to-odd")),
     ("O.mode=to-odd", BASE.at("O", "fp32", "to-odd")),
     ("mode=toward-zero", BASE.rounded(dict.fromkeys(Site, rounding("fp32", "toward-zero")))),
+    (
+        "O=bf16 DS=e4m3fn Q=bf16 casts=toward-zero",
+        BASE.at("O", "bf16", "toward-zero").at("DS", "e4m3fn", "toward-zero").at("Q", BF16),
+    ),
     ("PV.sum=ascending:bf16", BASE.adding("PV", Accumulator(step=BF16))),
     (
         "accumulator.PV=chunked8:bf16",
@@ -220,7 +224,7 @@ def test_errors_name_the_word_and_the_repair(text, said):
 
 def test_an_unknown_event_lists_those_of_the_plan():
     """ROWSUM and PV, which fa2 lacks, and neither CM nor LANES, which it has."""
-    with pytest.raises(ValueError, match="unknown site 'PP'") as said:
-        Plan.preset("fa2").changed("PP=bf16")
+    with pytest.raises(ValueError, match="unknown site 'ZZZ'") as said:
+        Plan.preset("fa2").changed("ZZZ=bf16")
     known = str(said.value).partition("Known: ")[2].split()
     assert {"CM", "DX", "LANES", "OI"} <= {*known} and not {"ROWSUM", "PV"} & {*known}

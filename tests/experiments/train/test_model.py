@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 from roundscope.attention import Plan, Site
 from roundscope.attention.plans.traced import HeadPlans, head_plans, reseeded
 from roundscope.emu.backends.xla.traced import FIELDS
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model, plans
-from roundscope.experiments.train.gpt.linear import linear
+from roundscope.experiments.train.gpt.linear import formats_of, linear
 from roundscope.tools.errors import UsageError
 
 TINY = Config(
@@ -233,7 +234,7 @@ def test_reseeding_changes_seeds_alone():
         ("engine", "fused", "xla, pallas or cudnn"),
         ("engine", "pallas", "give sums=preset"),
         ("engine", "cudnn", "give plan=jax"),
-        ("matmul", "fp8", "bf16, fp16 or fp32"),
+        ("matmul", "fp8", "bf16, fp16, fp32 or autocast"),
         ("steps", 0, "at least 1"),
         ("clip", 0.0, "positive norm"),
         ("beta2", 1.0, "below 1"),
@@ -244,6 +245,33 @@ def test_config_names_what_is_wrong(field, value, repair):
     """A run that starts with numbers that cannot work, or an error that does not say which."""
     with pytest.raises(UsageError, match=repair):
         Config(**{field: value})
+
+
+def test_autocast_has_the_bits_of_torch():
+    """A result or a gradient that stays wide, an operand that is not rounded, a transpose too many:
+    the layer and both gradients beside torch.autocast, on numbers whose sums are exact.
+    """
+    rng = np.random.default_rng(2)
+    x, w, g = (
+        (1 + rng.integers(0, 2**9, shape) / 2**9).astype(np.float32) * rng.choice([-1, 1], shape)
+        for shape in ((2, 3, 16), (16, 8), (2, 3, 8))
+    )
+    x, w, g = (a.astype(np.float32) for a in (x, w, g))
+    y, back = jax.vjp(lambda x, w: linear(x, w, "autocast"), x, w)
+    at, weight = (torch.from_numpy(a).requires_grad_() for a in (x, w))
+    with torch.autocast("cpu", torch.bfloat16):
+        theirs = at @ weight
+    theirs.backward(torch.from_numpy(g).to(torch.bfloat16))
+    given = zip((y, *back(jnp.asarray(g))), (theirs, at.grad, weight.grad), strict=True)
+    for ours, of_torch in given:
+        np.testing.assert_array_equal(ours, of_torch.detach().float().numpy())
+
+
+def test_changed_linear_layers_refuse_autocast():
+    """A change of an event that would leave the results of the others wide."""
+    config = Config(width=64, heads=2, matmul="autocast")
+    with pytest.raises(UsageError, match="matmul=bf16 or fp32"):
+        formats_of(config, ("layer=0 -> mx=mxfp4",))
 
 
 def test_llama_layers_and_a_gate_are_those_of_numpy():
