@@ -1,0 +1,343 @@
+"""How far does a training of GPT-2 small's own size get, on the arithmetic of arXiv 2510.04212?
+
+All arms do each step one after the other on one GPU, on the same bytes, attention in fused kernels.
+The training is a run of `roundscope train` in the folder `run` of the study's: it writes
+checkpoints, and the same command goes on from the last one, with the bits of a run that was not
+stopped. What is drawn is kept apart, in a small file.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure as Picture
+
+from roundscope.experiments.framework.counts import counted, signs, times
+from roundscope.experiments.framework.store import opened
+from roundscope.experiments.framework.study import Figure, Outcome, Study, Table
+from roundscope.experiments.framework.verdicts import Verdict, Word, number, verdict_on
+from roundscope.experiments.framework.words import in_words, unnamed
+from roundscope.experiments.options import TrainOptions
+from roundscope.experiments.train import checkpoint, origins
+from roundscope.experiments.train.config import AUTOCAST, LOG, PALLAS, Config, deciding, unusual
+from roundscope.experiments.train.gpt.engines import has_device
+from roundscope.experiments.train.record import last_start, rows, training
+from roundscope.experiments.train.run.command import train
+from roundscope.experiments.train.spikes import followed
+from roundscope.tools.errors import bad
+from roundscope.tools.report.pictures import COLOURS, canvas
+from roundscope.tools.results.run import Run, key_of
+
+NAME = "gpt2"
+ITSELF, EXACT = "as released", "FP32"
+ROWS = {  # what of the attention differs from the released code's arithmetic
+    ITSELF: "",
+    EXACT: "-> plan=fp32",
+    "m and l kept in FP32": "site=MS,LANES -> fp32",
+}
+PAPER_RATE = 1e-3
+ARMS = (  # row, rate
+    *((ITSELF, times * PAPER_RATE) for times in (1, 3, 10)),
+    *((EXACT, times * PAPER_RATE) for times in (1, 3, 10)),
+    ("m and l kept in FP32", 10 * PAPER_RATE),
+)
+FAILED_AT, PAPER_BATCH = 7000, 524_288  # of the paper: about this step; tokens of a step
+EVERY = 25  # steps of a point of a curve
+QUICK = Config(
+    layers=2,
+    heads=2,
+    width=32,
+    context=32,
+    batch=2,
+    block=16,
+    steps=60,
+    warmup=10,
+    lr=PAPER_RATE,
+    min_lr=PAPER_RATE,  # constant after the warm-up, whatever the number of steps
+    plan="qiu-yao-compiled",
+    sums="preset",
+    matmul=AUTOCAST,
+    checkpoint_every=50,
+    keep=1,
+    monitor_every=20,
+)
+SIZE: dict[str, Any] = {"layers": 12, "heads": 12, "width": 768, "context": 1024, "batch": 8}
+FULL = replace(
+    QUICK,
+    **SIZE,
+    block=64,
+    steps=FAILED_AT,
+    warmup=100,
+    engine=PALLAS,
+    checkpoint_every=500,
+    monitor_every=50,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """What decides an arm: its row and its rate. It has one seed."""
+
+    row: str
+    rate: float
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """The arm's name in the log."""
+        return f"{self.row}, {self.rate:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """The runs by condition, as far as they got, and the tokens of a step.
+
+    A point of a curve is (steps done, mean loss, mean norm of the gradient). `looks` of a run's
+    extra are (step, share of the gradient of W_Q that comes from rows of dS that do not sum to 0,
+    largest norm of a head's W_Q, share of rows with several P = 1).
+    """
+
+    runs: Mapping[Condition, Run[Condition]]
+    tokens: int
+
+    @property
+    def steps(self) -> int:
+        """The steps that every arm did."""
+        return min(run.steps for run in self.runs.values())
+
+    def at(self, row: str, rate: float) -> list[Run[Condition]]:
+        """Return the runs of a row at a rate."""
+        return [run for c, run in self.runs.items() if (c.row, c.rate) == (row, rate)]
+
+
+CONDITIONS = tuple(Condition(row=row, rate=rate) for row, rate in ARMS)
+
+
+def asked(quick: bool) -> Study[Results]:
+    """Return the study at the scale of --quick, or in full."""
+    config = QUICK if quick else FULL
+    return Study(
+        name=NAME,
+        question="How far does GPT-2 small's own size get on the released code's arithmetic, and"
+        " what diverges until there?",
+        paper="arXiv 2510.04212, at its model's own size",
+        measure=lambda folder, draw: measured(config, folder, draw),
+        unit="steps of every arm",
+        answer=answer,
+        claims=claims,
+        figures=[Figure(title="What diverges at GPT-2's size?", draw=draw, caption=CAPTION)],
+        tables=[TABLE],
+        rules=("Fails: a one-sided sign test over seeds against FP32; one seed decides nothing.",),
+        caveats=CAVEATS,
+        about={"model": in_words(config), "rate": f"constant after {config.warmup} steps"},
+        config=unnamed(config),
+        scale="quick" if quick else "full",
+    )
+
+
+CAPTION = (
+    "Mean loss of 25 steps; the share of the gradient of W_Q that comes from rows of dS that do not"
+    " sum to zero, above 0.1 an alarm; and the largest norm of a head's W_Q. A color is an"
+    " arithmetic, a dash a rate. FP32's share is not 0 because FP32 rounds too."
+)
+CAVEATS = (
+    "One seed. Bytes of Python's sources in place of OpenWebText's tokens, so that the embedding"
+    " has 0.2 million numbers and not 38.6; 8,192 tokens a step in place of 524,288; a constant"
+    " rate after a short warm-up in place of 2,000 steps of warm-up and a cosine. Kernels have"
+    " tiles of 64 x 64, the released code 512 x 512. Linear layers round as under autocast, in the"
+    " device's own order of sums."
+)
+
+
+def measured(config: Config, folder: Path, draw: bool) -> tuple[Outcome, Results | None]:
+    """Train until the end or a signal, unless only to draw; return what there is by then."""
+    run, stopped = folder / "run", False
+    before = max(checkpoint.steps(run), default=0)
+    if not draw:
+        if not has_device(config):
+            raise bad("PAPER", NAME, "needs a GPU; add --quick for a small model without one")
+        stopped = _trained(config, run)
+    keys = {c: key_of(deciding_of(config), ROWS[c.row], c.rate, c.seed) for c in CONDITIONS}
+    with opened(folder, NAME) as store:
+        kept = store.read(keys)
+        if (run / LOG).is_file():  # a run that began anew replaces no longer one
+            least = {c: x.steps for c, x in kept.items()}
+            more = {keys[c]: x for c, x in runs_of(run).items() if x.steps >= least.get(c, 0)}
+            store.add(more, asdict(config), str(last_start(run)["device"]))
+            kept = store.read(keys)
+        devices = store.devices(keys.values())
+    results = Results(runs=kept, tokens=config.batch * config.context) if kept else None
+    there = results.steps if results else 0
+    outcome = Outcome(
+        launches=config.steps,
+        there=there,
+        ran=0 if draw else there - before,
+        interrupted=stopped,
+        devices=devices,
+    )
+    return outcome, results
+
+
+def deciding_of(config: Config) -> dict[str, object]:
+    """Return what of a config decides a run, however many steps it does."""
+    left_out = ("steps", "checkpoint_every", "keep", "monitor_every")
+    return {name: value for name, value in deciding(config).items() if name not in left_out}
+
+
+def _trained(config: Config, run: Path) -> bool:
+    """Begin or continue the training; return whether a signal ended it early."""
+    if checkpoint.steps(run):
+        origin = origins.earlier(
+            run, TrainOptions(words=[f"steps={config.steps}"], resume=run), is_branch=False
+        )
+    else:
+        words = [f"{name}={value}" for name, value in unusual(config).items()]
+        arms = [f"{c.name}={ROWS[c.row]};lr={c.rate}" for c in CONDITIONS]
+        origin = origins.new(TrainOptions(words=words, arms=arms, out=run))
+    summary, _ = train(origin, run)
+    return bool(summary["interrupted"])
+
+
+def runs_of(folder: Path) -> dict[Condition, Run[Condition]]:
+    """Return what the log of a training says of every arm."""
+    by_name = {c.name: c for c in CONDITIONS}
+    looks = _looks(folder)
+    return {
+        by_name[arm.name]: _run(by_name[arm.name], arm.loss, arm.norm, looks.get(arm.name, ()))
+        for arm in training(folder).arms
+    }
+
+
+def _run(
+    c: Condition, loss: np.ndarray, norm: np.ndarray, looks: Sequence[tuple[float, ...]]
+) -> Run[Condition]:
+    follow, steps = followed(loss[:, None]), len(loss)
+    curve = [
+        (min(first + EVERY, steps), *(float(x[first : first + EVERY].mean()) for x in (loss, norm)))
+        for first in range(0, steps, EVERY)
+    ]
+    return Run(
+        condition=c,
+        steps=steps,
+        diverged=follow.diverged()[0],
+        loss=float(follow.final()[0]),
+        curve=tuple(curve),
+        extra={"spikes": int(follow.spikes[0]), "looks": tuple(looks)},
+    )
+
+
+def _looks(folder: Path) -> dict[str, list[tuple[float, ...]]]:
+    """Return the looks of every arm, over all layers and heads."""
+    by: dict[tuple[str, int], list[tuple[float, ...]]] = {}
+    names = ("drift", "w_q_gradient", "w_q_norm", "several_ones")
+    for row in rows(folder, "heads"):
+        heads = by.setdefault((row["arm"], row["step"]), [])
+        heads.append(tuple(np.nan if row[name] is None else row[name] for name in names))
+    found: dict[str, list[tuple[float, ...]]] = {}
+    for (arm, step), heads in sorted(by.items()):
+        drift, gradient, norms, ones = np.array(heads, float).T
+        whole = gradient.sum()
+        share = (drift * gradient).sum() / whole if whole != 0 else np.nan
+        found.setdefault(arm, []).append((step, *map(float, (share, norms.max(), ones.mean()))))
+    return found
+
+
+def answer(r: Results) -> str:
+    """Return what was reached, what diverged, and how much farther the paper's failure is."""
+    lost = "; ".join(c.name for c, run in r.runs.items() if run.diverged is not None)
+    tokens = r.steps * r.tokens
+    ratio = FAILED_AT * PAPER_BATCH / tokens
+    return (
+        f"{len(r.runs)} arms did {r.steps} steps of {r.tokens:,} tokens each, {tokens / 1e6:.3g}"
+        f" million tokens. Diverged: {lost or 'none'}. The paper's failure, near step"
+        f" {FAILED_AT:,} of {PAPER_BATCH:,} tokens, came after {ratio:.3g} times as many tokens."
+    )
+
+
+def claims(r: Results) -> Iterator[Verdict]:
+    """Yield a verdict for each rate, and that on the paper's own failure."""
+    for rate in dict.fromkeys(c.rate for c in r.runs):
+        own, exact = r.at(ITSELF, rate), r.at(EXACT, rate)
+        if own and exact:
+            word = signs(zip(own, exact, strict=True)).word
+            said = f"{counted(own)}; FP32 {times(exact)}"
+            yield verdict_on("0", "diverges earlier than FP32", f"rate {rate:g}", word, said)
+    reached = f"{r.steps} steps of {r.tokens:,} tokens"
+    claim = f"it fails after some {FAILED_AT:,} steps of {PAPER_BATCH:,} tokens"
+    yield verdict_on("0", claim, f"rate {PAPER_RATE:g}", Word.NOT_TESTABLE, reached)
+
+
+def draw(r: Results) -> Picture:
+    """Draw loss, drift and largest query norm of every arm."""
+    figure, ((left, middle, right),) = canvas(3.4, 1, 3)
+    rates = sorted({c.rate for c in r.runs})
+    colours = dict(zip(ROWS, COLOURS, strict=False))
+    for c, run in r.runs.items():
+        look = {
+            "color": colours[c.row],
+            "ls": ("-", "--", ":")[rates.index(c.rate) % 3],
+            "lw": 1.2,
+        }
+        steps, loss, _ = np.array(run.curve, float).T
+        left.plot(steps, loss, label=c.name, **look)
+        if looks := run.extra["looks"]:
+            at, share, norm, _ = np.array(looks, float).T
+            middle.plot(at, share, **look)
+            right.plot(at, norm, **look)
+    middle.axhline(0.1, color="#9aa5b1", lw=0.8)
+    middle.set_yscale("log")
+    for ax, label in ((left, "loss, nats"), (middle, "share of drift"), (right, "largest |W_Q|")):
+        ax.set(xlabel="steps", ylabel=label)
+    left.legend(fontsize=7, frameon=False)
+    return figure
+
+
+def lines(r: Results) -> Iterable[list[str]]:
+    """Return a line for each arm."""
+    for record in records(r):
+        shown = (record["loss"], record["largest drift"], record["largest |W_Q|"])
+        yield [
+            str(record["row"]),
+            f"{record['rate']:g}",
+            f"{record['steps']}",
+            f"{record['million tokens']:.3g}",
+            "-" if record["diverged"] is None else f"{record['diverged']}",
+            f"{record['spikes']}",
+            *map(number, shown),
+        ]
+
+
+def records(r: Results) -> list[dict[str, Any]]:
+    """Return a record for each arm."""
+    found = []
+    for c, run in r.runs.items():
+        looks = np.array(run.extra["looks"], float).reshape(-1, 4)
+        largest = looks.max(0, initial=-np.inf) if len(looks) else np.full(4, np.nan)
+        found.append(
+            {
+                "row": c.row,
+                "rate": c.rate,
+                "steps": run.steps,
+                "million tokens": run.steps * r.tokens / 1e6,
+                "diverged": run.diverged,
+                "spikes": run.extra["spikes"],
+                "loss": run.loss,
+                "largest drift": float(largest[1]),
+                "largest |W_Q|": float(largest[2]),
+            }
+        )
+    return found
+
+
+HEADS = ("attention", "rate", "steps", "M tokens", "diverged", "spikes", "loss", "drift", "|W_Q|")
+TABLE = Table(
+    name="arms",
+    title="Every arm",
+    heads=HEADS,
+    rows=lines,
+    records=records,
+    note="Loss: the mean of the last 50 steps, in nats; drift and |W_Q|: the largest of all looks.",
+    shown=tuple(range(len(HEADS))),
+)
