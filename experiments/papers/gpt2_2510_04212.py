@@ -38,9 +38,9 @@ ROWS = {  # what of the attention differs from the released code's arithmetic
     "m and l kept in FP32": "site=MS,LANES -> fp32",
 }
 PAPER_RATE = 1e-3
-ARMS = (  # row, rate
+ARMS = (  # row, rate: the paper's, three and ten times as much
     *((ITSELF, times * PAPER_RATE) for times in (1, 3, 10)),
-    *((EXACT, times * PAPER_RATE) for times in (1, 3, 10)),
+    *((EXACT, times * PAPER_RATE) for times in (3, 10)),
     ("m and l kept in FP32", 10 * PAPER_RATE),
 )
 FAILED_AT, PAPER_BATCH = 7000, 524_288  # of the paper: about this step; tokens of a step
@@ -71,7 +71,7 @@ FULL = replace(
     steps=FAILED_AT,
     warmup=100,
     engine=PALLAS,
-    checkpoint_every=500,
+    checkpoint_every=250,
     monitor_every=50,
 )
 
@@ -96,7 +96,7 @@ class Results:
 
     A point of a curve is (steps done, mean loss, mean norm of the gradient). `looks` of a run's
     extra are (step, share of the gradient of W_Q that comes from rows of dS that do not sum to 0,
-    largest norm of a head's W_Q, share of rows with several P = 1).
+    NaN in FP32, largest norm of a head's W_Q).
     """
 
     runs: Mapping[Condition, Run[Condition]]
@@ -139,8 +139,8 @@ def asked(quick: bool) -> Study[Results]:
 
 CAPTION = (
     "Mean loss of 25 steps; the share of the gradient of W_Q that comes from rows of dS that do not"
-    " sum to zero, above 0.1 an alarm; and the largest norm of a head's W_Q. A color is an"
-    " arithmetic, a dash a rate. FP32's share is not 0 because FP32 rounds too."
+    " sum to zero, above 0.1 an alarm, not measured in FP32; and the largest norm of a head's"
+    " W_Q. A color is an arithmetic, a dash a rate."
 )
 CAVEATS = (
     "One seed. Bytes of Python's sources in place of OpenWebText's tokens, so that the embedding"
@@ -231,16 +231,16 @@ def _run(
 def _looks(folder: Path) -> dict[str, list[tuple[float, ...]]]:
     """Return the looks of every arm, over all layers and heads."""
     by: dict[tuple[str, int], list[tuple[float, ...]]] = {}
-    names = ("drift", "w_q_gradient", "w_q_norm", "several_ones")
+    names = ("drift", "w_q_gradient", "w_q_norm")
     for row in rows(folder, "heads"):
         heads = by.setdefault((row["arm"], row["step"]), [])
         heads.append(tuple(np.nan if row[name] is None else row[name] for name in names))
     found: dict[str, list[tuple[float, ...]]] = {}
     for (arm, step), heads in sorted(by.items()):
-        drift, gradient, norms, ones = np.array(heads, float).T
+        drift, gradient, norms = np.array(heads, float).T
         whole = gradient.sum()
         share = (drift * gradient).sum() / whole if whole != 0 else np.nan
-        found.setdefault(arm, []).append((step, *map(float, (share, norms.max(), ones.mean()))))
+        found.setdefault(arm, []).append((step, *map(float, (share, norms.max()))))
     return found
 
 
@@ -283,7 +283,7 @@ def draw(r: Results) -> Picture:
         steps, loss, _ = np.array(run.curve, float).T
         left.plot(steps, loss, label=c.name, **look)
         if looks := run.extra["looks"]:
-            at, share, norm, _ = np.array(looks, float).T
+            at, share, norm = np.array(looks, float).T
             middle.plot(at, share, **look)
             right.plot(at, norm, **look)
     middle.axhline(0.1, color="#9aa5b1", lw=0.8)
@@ -313,8 +313,8 @@ def records(r: Results) -> list[dict[str, Any]]:
     """Return a record for each arm."""
     found = []
     for c, run in r.runs.items():
-        looks = np.array(run.extra["looks"], float).reshape(-1, 4)
-        largest = looks.max(0, initial=-np.inf) if len(looks) else np.full(4, np.nan)
+        looks = np.array(run.extra["looks"], float).reshape(-1, 3)
+        largest = looks.max(0, initial=-np.inf) if len(looks) else np.full(3, np.nan)
         found.append(
             {
                 "row": c.row,

@@ -11,7 +11,7 @@ from roundscope.experiments.train.settings import plain
 from roundscope.tools.results.run import Run
 
 
-def run(c, *, steps=100, diverged=None, looks=((0, 0.01, 2.0, 0.0), (50, 0.2, 1.0, 0.0))):
+def run(c, *, steps=100, diverged=None, looks=((0, 0.01, 2.0), (50, 0.2, 1.0))):
     """A made-up run."""
     curve = ((25, 3.0, 1.0), (50, 2.5, 1.0))
     extra = {"spikes": 1, "looks": looks}
@@ -27,7 +27,7 @@ def results(**of):
 def test_what_was_reached_is_that_of_the_slowest_arm():
     """Steps of another arm, tokens of a step counted for those of the run, a ratio upside down."""
     said = gpt2.answer(results(steps=80, diverged=70))
-    assert "7 arms did 80 steps of 8,192 tokens each, 0.655 million tokens" in said
+    assert "6 arms did 80 steps of 8,192 tokens each, 0.655 million tokens" in said
     assert "5.6e+03 times as many" in said  # 7,000 x 524,288 / (80 x 8,192)
     assert said.count("as released") == 3 and "FP32, " not in said
 
@@ -35,7 +35,7 @@ def test_what_was_reached_is_that_of_the_slowest_arm():
 def test_one_seed_decides_nothing():
     """A failure of one seed taken for one of the arithmetic, or a short run for the paper's."""
     found = list(gpt2.claims(results(diverged=70)))
-    assert [v.word for v in found] == [Word.UNDECIDED] * 3 + [Word.NOT_TESTABLE]
+    assert [v.word for v in found] == [Word.UNDECIDED] * 2 + [Word.NOT_TESTABLE]
     assert found[0].measured.startswith("1 of 1 [2%, 100%], step 70")
 
 
@@ -64,7 +64,7 @@ def logged(folder, steps):
                     for n in range(steps)
                 ],
             )
-            head = {"arm": arm["name"], "step": 0, "layer": 0, "several_ones": 0.25}
+            head = {"arm": arm["name"], "step": 0, "layer": 0}
             log.add(
                 "heads",
                 [
@@ -82,7 +82,7 @@ def test_a_log_is_read_and_a_shorter_one_replaces_nothing(tmp_path):
     outcome, r = gpt2.measured(gpt2.QUICK, tmp_path, True)
     assert (outcome.there, outcome.launches, outcome.devices) == (30, 60, ["some GPU"])
     found = r.runs[gpt2.CONDITIONS[2]]
-    assert found.extra["looks"] == ((0, 0.2, 7.0, 0.25),)  # (0.5 x 1 + 0.1 x 3) / (1 + 3)
+    assert found.extra["looks"] == ((0, 0.2, 7.0),)  # (0.5 x 1 + 0.1 x 3) / (1 + 3)
     assert found.curve == ((25, 6.0, 1.0), (30, 13.5, 1.0))  # means of n / 2
     logged(tmp_path / "run", 20)
     assert gpt2.measured(gpt2.QUICK, tmp_path, True)[0].there == 30
