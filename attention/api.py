@@ -7,7 +7,7 @@ a multiple of G.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from roundscope.attention.arguments import (
@@ -19,6 +19,7 @@ from roundscope.attention.arguments import (
     plan_given,
     plans_given,
     served_given,
+    tell_of_tensors,
 )
 from roundscope.attention.engines.again import with_own_lse
 from roundscope.attention.engines.protocol import Name as Engine
@@ -51,6 +52,7 @@ from roundscope.attention.trace.parts import Part
 from roundscope.attention.trace.summary import Trace, trace_of, with_existing
 from roundscope.emu.arrays import Array, Result, is_traced
 from roundscope.emu.backends.ops import Array as CarrierArray
+from roundscope.emu.errors import known_arguments
 from roundscope.events.plan import check_factors
 from roundscope.events.recorder import Seen
 
@@ -87,6 +89,7 @@ class Examined:
             other numbers of queries and of keys, and that no `alignment` was given; that q, k and v
             are FP16, and that the plan rounds them to BF16, or the other way round; that entries of
             the bias are -inf.
+        plan: The plan of the call, or those of its batch entries.
     """
 
     out: Result
@@ -99,8 +102,17 @@ class Examined:
     dsinks: Result = None
     dbias: Result = None
     notes: tuple[str, ...] = ()
+    plan: Plan | tuple[Plan, ...] | None = None
+
+    def __repr__(self) -> str:
+        """Return the plan, the shapes of the results, and the table of the trace."""
+        arrays = ((f.name, getattr(self, f.name)) for f in fields(self))
+        shapes = [f"{name} {tuple(x.shape)}" for name, x in arrays if hasattr(x, "shape")]
+        first = f"Examined, {self.plan}: {', '.join(shapes)}"
+        return "\n".join([first, *self.notes, repr(self.trace)])
 
 
+@known_arguments
 def attend(
     q: Array,
     k: Array,
@@ -235,6 +247,7 @@ def attend(
     heads = heads_given(plan)
     check_numbers(q=q, k=k, v=v)
     check_shapes(q, k, v)
+    tell_of_tensors(q, k)
     like = plan_given(plan) if heads is None else plan_of_heads(heads, q, k, v, engine)
     like = served_given(like, window, softcap, sinks, q.shape[2], bias)
     mask, bias = mask_and_bias(mask, bias, (*q.shape[:3:2], q.shape[1], k.shape[1]))
@@ -281,6 +294,7 @@ def attend(
     return attend_jax(differentiable(name), setup, heads, dtype, inputs, delta_error)
 
 
+@known_arguments
 def examine(
     q: Array,
     k: Array,
@@ -343,7 +357,9 @@ def examine(
     """
     check_numbers(q=q, k=k, v=v, do=do)
     check_shapes(q, k, v)
+    tell_of_tensors(q, k)
     plans, many = plans_given(plan), not isinstance(plan, (Plan, str))
+    own = tuple(plans) if many else plans[0]
     plans = [served_given(p, window, softcap, sinks, q.shape[2], bias) for p in plans]
     given_bias = bias
     mask, bias = mask_and_bias(mask, bias, (*q.shape[:3:2], q.shape[1], k.shape[1]))
@@ -388,9 +404,10 @@ def examine(
         from roundscope.attention.engines import host
 
         if host.is_faster(setup, q.shape[0]):
-            return replace(host.of_jax(_examine(setup, "numpy", inputs, do)), notes=notes)
+            found = host.of_jax(_examine(setup, "numpy", inputs, do))
+            return replace(found, notes=notes, plan=own)
     found = _examine(tuple(s for s, _ in setups) if many else setup, name, inputs, do)
-    return replace(found, notes=notes)
+    return replace(found, notes=notes, plan=own)
 
 
 def _check_factors(engine: Engine, inputs: Inputs) -> None:

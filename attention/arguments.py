@@ -22,7 +22,9 @@ from roundscope.emu.arrays import is_of_jax, is_traced
 from roundscope.emu.errors import unknown
 from roundscope.emu.numbers import as_float, check_array, is_known_number, is_known_whole
 from roundscope.emu.shown import shown
+from roundscope.emu.told import warn_outside
 
+MANY_HEADS = 64  # of a model, so that more heads than tokens may be another layout
 ROWS = 2**31  # of a tile, at most
 WIDEST = 8  # bytes of a number that enters exactly
 ENGINES = get_args(Name)
@@ -49,6 +51,18 @@ def check_shapes(q: Any, k: Any, v: Any) -> None:
         raise ValueError(
             f"q: {q.shape[2]} heads, must be a multiple of the {k.shape[2]} heads of k"
         )
+
+
+def tell_of_tensors(q: Any, k: Any) -> None:
+    """Warn of tensors that look like (B, N, T, H), and of queries that are all NaN."""
+    tokens, keys, heads = q.shape[1], k.shape[1], q.shape[2]
+    if heads >= MANY_HEADS and heads >= 4 * max(tokens, keys):
+        warn_outside(
+            f"q: shape {tuple(q.shape)} is {tokens} tokens of {heads} heads, (B, T, N, H); if it is"
+            " meant as (B, N, T, H), give q.swapaxes(1, 2), and k and v likewise"
+        )
+    if isinstance(q, np.ndarray) and np.isnan(q[0, 0, 0, 0]) and np.isnan(q).all():
+        warn_outside("q: every number is NaN, and so is every result")
 
 
 def check_floats(name: str, x: Any) -> None:

@@ -24,8 +24,10 @@ from roundscope.attention.recording import Record
 from roundscope.attention.sites import Site
 from roundscope.attention.softmax.bias import has_wide_scores
 from roundscope.emu.arrays import Array
+from roundscope.emu.errors import known_arguments
 
 
+@known_arguments
 def row_sums(
     q: Array,
     k: Array,

@@ -19,6 +19,7 @@ from roundscope.emu.backends.ops import Array as AnyArray
 from roundscope.emu.blocks.blocked import Blocked
 from roundscope.emu.blocks.dot import dot_blocks
 from roundscope.emu.blocks.layout import axis_of
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.formats.format import Format
 from roundscope.emu.formats.spacing import spacing
 from roundscope.emu.libraries import (
@@ -60,6 +61,7 @@ from roundscope.emu.tensors import takes_tensors
 _BINARY32 = Accumulator()
 
 
+@known_arguments
 @takes_tensors
 def round_to(
     x: ArrayLike,
@@ -267,6 +269,7 @@ def _difference(y: AnyArray, x: AnyArray) -> AnyArray:
         return narrowed(ops_of(x), widened(y) - widened(x), x.dtype)
 
 
+@known_arguments
 @takes_tensors
 def ulp_of(x: ArrayLike, format: str | Format) -> Result:
     """Return one ulp at every number: the distance between neighboring numbers of the format.
@@ -303,6 +306,7 @@ def _spacing(x: AnyArray, *, f: Format) -> AnyArray:
         return ops.xp.where(ops.xp.isfinite(wide), spacing(ops, wide, f), np.nan)
 
 
+@known_arguments
 @takes_tensors
 def exp(
     x: ArrayLike,
@@ -362,6 +366,7 @@ def _exp(x: AnyArray, seed: Any, first: Any, *, r: Rounding) -> AnyArray:
         return narrowed(ops, y, x.dtype) if is_jax(x) else y.astype(x.dtype)
 
 
+@known_arguments
 @takes_tensors
 def dot(
     a: ArrayLike | Blocked,
@@ -473,6 +478,7 @@ def _checked(name: str, x: AnyArray, f: Format) -> None:
         )
 
 
+@known_arguments
 @takes_tensors
 def sum(x: ArrayLike, accumulator: Accumulator = _BINARY32, axis: int = -1) -> Result:
     """Return the sum along one axis of an array, added up by an accumulator.
@@ -506,6 +512,7 @@ def sum(x: ArrayLike, accumulator: Accumulator = _BINARY32, axis: int = -1) -> R
     return dot(rows, np.ones((rows.shape[1], 1)), accumulator).reshape(moved.shape[:-1])
 
 
+@known_arguments
 @takes_tensors
 def stats_of(before: ArrayLike, after: ArrayLike, format: str | Format) -> Stats:
     """Return the `Stats` of rounding events from the numbers before and after them.

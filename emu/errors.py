@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -9,6 +10,7 @@ from roundscope.emu.shown import cut, shown, tidy
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 MANY = 8  # names that a message suggests at most
+LISTED = 24  # known names beyond which they are not listed where one may be meant
 
 
 class Problem(ValueError):
@@ -75,7 +77,8 @@ def unknown(
 
     These are the names that a word of another library stands for (`MEANT`), or those that the word
     is a part of, or the nearest one. also: names that may be meant but are not listed.
-    elsewhere: what says the known names, in place of a long list where a name may be meant.
+    elsewhere: what says the known names, in place of a list where a name may be meant. Without it
+    a list of more than `LISTED` names is left out there.
 
     Example:
         >>> unknown("engine", "xxl", ("numpy", "xla"))
@@ -86,8 +89,8 @@ def unknown(
     names, like = [str(k) for k in known], cut(name) if isinstance(name, str) else ""
     meant = [f"'{n}'" for n in _meant(like.lower(), [*names, *map(str, also)])]
     last = " or ".join(filter(None, (", ".join(meant[:-1]), *meant[-1:])))
-    if meant and elsewhere:
-        return f"unknown {what} {shown(name)}; did you mean {last}? {elsewhere}"
+    if meant and (elsewhere or len(names) > LISTED):
+        return f"unknown {what} {shown(name)}; did you mean {last}? {elsewhere}".rstrip()
     hint = f"; did you mean {last}?" if meant else "."
     gap = " " if repair and repair[0] != ";" else ""
     return f"unknown {what} {shown(name)}{hint} Known: {' '.join(names)}{gap}{repair}"
@@ -119,3 +122,27 @@ def tidy_errors(function: Function) -> Function:
             raise ValueError(plain) from None
 
     return cast(Function, reading)
+
+
+def known_arguments(function: Function) -> Function:
+    """Return a function that says which argument may be meant where it is given an unknown one.
+
+    Example:
+        >>> @known_arguments
+        ... def call(*, is_causal=False): ...
+        >>> call(causal=True)
+        Traceback (most recent call last):
+        TypeError: call: unknown argument 'causal'; did you mean 'is_causal'? Known: is_causal
+    """
+    code = inspect.unwrap(function).__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    known = frozenset(names[code.co_posonlyargcount :])
+
+    @functools.wraps(function)
+    def checked(*given: Any, **named: Any) -> Any:
+        if not known.issuperset(named):
+            other = next(name for name in named if name not in known)
+            raise TypeError(f"{function.__name__}: {unknown('argument', other, names)}")
+        return function(*given, **named)
+
+    return cast(Function, checked)

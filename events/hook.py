@@ -24,6 +24,7 @@ from roundscope.emu.formats.spacing import spacing
 from roundscope.emu.roundings.modes import BINARY64, Rounding, RoundingMode
 from roundscope.emu.roundings.random import event_bits
 from roundscope.emu.sums.accumulator import Accumulator, accumulate, add_aligned
+from roundscope.emu.sums.aligned import factors_of
 from roundscope.events.injection import (
     SHARES,
     AddUlps,
@@ -36,7 +37,7 @@ from roundscope.events.injection import (
     SetTo,
     Where,
 )
-from roundscope.events.operand import Operand, factors_of, operand_of
+from roundscope.events.operand import Operand, operand_of
 from roundscope.events.place import Index, Place
 from roundscope.events.plan import BasePlan
 from roundscope.events.recorder import Recorder, Seen
@@ -217,15 +218,11 @@ class Events(Generic[P, T]):
             else None
         )
         if acc.alignment is not None and (left.units is not None or right.units is not None):
-            first, second = acc.alignment.operands
-            total = add_aligned(
-                self.ops,
-                acc,
-                factors_of(self.ops, left.turned(self.ops), first.emin),
-                factors_of(self.ops, right, second.emin),
-                self.ops.hidden(start),
-                steps,
+            first, second = (
+                factors_of(self.ops, acc.alignment, n, x.numbers, x.units)
+                for n, x in enumerate((left.turned(self.ops), right))
             )
+            total = add_aligned(self.ops, acc, first, second, self.ops.hidden(start), steps)
         else:
             total = accumulate(
                 self.ops,

@@ -3,9 +3,6 @@
 from typing import NamedTuple
 
 from roundscope.emu.backends.ops import Array, Ops
-from roundscope.emu.sums.aligned import Factors, binade
-
-LEAST = -1000  # below the exponents of all scales
 
 
 class Operand(NamedTuple):
@@ -35,15 +32,3 @@ class Operand(NamedTuple):
 def operand_of(x: Array | Operand) -> Operand:
     """Return an operand, which may be given as its numbers alone."""
     return x if isinstance(x, Operand) else Operand(x)
-
-
-def factors_of(ops: Ops, x: Operand, emin: int) -> Factors:
-    """Return numbers (K, lines) and their binades, as a tensor core aligns them.
-
-    The exponent of a product of element and scale is the sum of their exponents, before it is
-    normalized: a subnormal element has the smallest normal exponent, whatever its scale.
-    """
-    if x.units is None:
-        return x.numbers, binade(ops, x.numbers, emin)
-    elements = ops.divide(x.numbers, x.units)
-    return x.numbers, ops.multiply(binade(ops, elements, emin), binade(ops, x.units, LEAST))

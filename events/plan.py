@@ -301,16 +301,18 @@ class BasePlan:
             ('cast P', 'bf16')
         """
         events = _events_given(self.SITES, events)
-        roundings = tuple(
-            e.element if isinstance(e := events.get(site, self[site]), BlockFormat) else e
-            for site in self.SITES
-        )
-        new = {**dict(self.blocks), **events}
-        blocks = tuple(
-            (site, replace(f, element=replace(f.element, seed=0)))
-            for site in self.SITES
-            if isinstance(f := new.get(site), BlockFormat)
-        )
+        new_roundings = list(self.roundings)
+        for site, event in events.items():
+            own = event.element if isinstance(event, BlockFormat) else event
+            new_roundings[site.ordinal] = own
+        roundings, blocks = tuple(new_roundings), self.blocks
+        if blocks or any(isinstance(event, BlockFormat) for event in events.values()):
+            new = {**dict(blocks), **events}
+            blocks = tuple(
+                (site, replace(f, element=replace(f.element, seed=0)))
+                for site in self.SITES
+                if isinstance(f := new.get(site), BlockFormat)
+            )
         return replace(self, name=name or self.name, roundings=roundings, blocks=blocks)
 
     def adding(self, site: SiteBase | str, accumulator: Accumulator) -> Self:
@@ -422,8 +424,17 @@ P = TypeVar("P", bound=BasePlan)
 
 
 def half(plan: P) -> P:
-    """Return a plan with FP16 in place of BF16 everywhere, on tensor cores of FP16."""
-    halved = plan.rounded({site: FP16 for site in plan.SITES if plan[site] == BF16})
+    """Return a plan with FP16 in place of BF16 everywhere, on tensor cores of FP16.
+
+    Modes of rounding stay; block formats with BF16 elements do too.
+    """
+    halved = plan.rounded(
+        {
+            site: replace(plan[site], format=FP16.format)
+            for site in plan.SITES
+            if plan.block(site) is None and plan[site].format == BF16.format
+        }
+    )
     for site in plan.FACTORS:
         kept = halved.accumulator(site)
         if kept.alignment is not None and kept.alignment.operand.name == "bf16":

@@ -159,6 +159,14 @@ LOWBIT = Entry(
     seeds=(2, 5),
     note="832 s are of an H100, in two parts with --jobs 10 and 14",
 )
+TRUNCATION = Entry(
+    name="truncation",
+    command="reproduce truncation",
+    question="What do casts toward zero, as in AMD's default builds, do to attention, and what"
+    " repairs it?",
+    seeds=(2, 5),
+    note="without training there are 8 seeds, or 16 heads of real tensors",
+)
 DOSE = Entry(
     name="dose",
     command="dose",
@@ -232,7 +240,7 @@ KERNELS = Entry(
 # run by `roundscope reproduce`
 PAPERS = (
     *(GOLDEN, LONG, QIU_YAO, RELEASED, MECHANISM, GPT2, SU, MXFP8, FA4, TWO_LEVEL),
-    *(ALARM, FP4_RULES, LOWBIT),
+    *(ALARM, FP4_RULES, LOWBIT, TRUNCATION),
 )
 DOSES = (BIAS, SCALING, CONDITIONS, IDENTITY)  # run by `roundscope dose --study`
 PROXIES = (FORMATS, INTERVENTIONS)  # run by `roundscope proxy --study`

@@ -11,7 +11,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from roundscope.experiments.catalogue import DOSES, FORMATS, INTERVENTIONS, PAPERS, names
-from roundscope.tools.options import Json, Timeout, to_folder
+from roundscope.tools.options import Json, Timeout, to_file, to_folder
 
 Quick = Annotated[
     bool,
@@ -209,7 +209,11 @@ class KernelsOptions:
 
     out: Annotated[
         Path,
-        Option(callback=to_folder, help="Folder for report.html, kernels.json and measured.json."),
+        Option(
+            callback=to_folder,
+            help="Folder for report.html, kernels.json and measured.json; with --compare for"
+            " passport.html, .json and .png.",
+        ),
     ] = Path("kernels")
     only: Annotated[
         str | None,
@@ -233,5 +237,29 @@ class KernelsOptions:
     draw: Annotated[
         bool, Option("--draw", help="Draw what the folder holds, without running a kernel.")
     ] = False
+    record: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            callback=to_file,
+            help="Add what the kernels installed here return to this record, in place of measuring"
+            " their bias; --only takes names of the passport then.",
+        ),
+    ] = None
+    written: Annotated[
+        Path | None,
+        Option(
+            metavar="DIR",
+            help="With --record: judge what `python -m writer DIR` wrote in another environment.",
+        ),
+    ] = None
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        Option(
+            metavar="OLD NEW",
+            help="Say which bits changed from one record to another, and what arithmetic did; of"
+            " one record given twice, from each release to the next.",
+        ),
+    ] = None
     timeout: Timeout = None
     json: Json = False

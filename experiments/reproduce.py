@@ -45,6 +45,7 @@ def study_of(
     from roundscope.experiments.questions.alarm import study as alarm
     from roundscope.experiments.questions.fp4_rules import study as fp4_rules
     from roundscope.experiments.questions.lowbit import study as lowbit
+    from roundscope.experiments.questions.truncation import study as truncation
 
     asked: dict[str, Callable[[bool], Study[Any]]] = {
         catalogue.GOLDEN.name: lambda quick: stability.asked(quick, engine, jobs),
@@ -60,5 +61,6 @@ def study_of(
         catalogue.ALARM.name: alarm.asked,
         catalogue.FP4_RULES.name: fp4_rules.asked,
         catalogue.LOWBIT.name: lowbit.asked,
+        catalogue.TRUNCATION.name: truncation.asked,
     }
     return asked[name](quick)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from roundscope.attention.grammar.changes import changed
 from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.ops import Array, Ops
-from roundscope.emu.errors import unknown
+from roundscope.emu.errors import known_arguments, unknown
 from roundscope.emu.formats.format import Format
 from roundscope.emu.roundings.modes import BF16, BINARY32, FP16, rounding
 from roundscope.emu.shown import shown
@@ -58,6 +58,7 @@ class Run:
     hits: Mapping[str, int] = field(default_factory=dict)
 
 
+@known_arguments
 def run(
     operation: Operation | str,
     plan: BasePlan | str,

@@ -16,10 +16,11 @@ from roundscope.tools.tensors.layers import read_layers
 from tests.attention.flax import transformer
 from tests.attention.jax import gpt
 from tests.attention.torch.biased import Gpt, loss_of, tokens, with_biased_kernel
+from tests.attention.torch.dit import dit
 
 PAGE = (Path(__file__).parents[1] / "docs" / "howto" / "bring-your-model.md").read_text("utf-8")
 LONGEST = 10  # lines of code in a block
-LIBRARIES = ("PyTorch", "transformers", "flax", "JAX")
+LIBRARIES = ("PyTorch", "transformers", "diffusers", "flax", "JAX")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 SHOWN = re.compile(r"^    (These are the numbers of .*?)\n\n", re.M | re.S)
 
@@ -52,6 +53,11 @@ def of_jax():
 NAMES = {
     "PyTorch": of_torch,
     "transformers": dict,
+    "diffusers": lambda: {
+        "dit": dit(layers=1),
+        "noisy": torch.randn(2, 1, 4, 4),
+        "labels": torch.tensor([3, 7]),
+    },
     "flax": lambda: {
         "model": transformer.Transformer(),
         "loss": transformer.loss,
@@ -146,6 +152,14 @@ def test_transformers(ran):
     [sentence] = SHOWN.findall(section("transformers"))
     assert " ".join(identified.split()).startswith(" ".join(sentence.split()))
     assert names["gpt2"].dtype == torch.bfloat16
+
+
+@pytest.mark.thorough
+def test_diffusers(ran, tmp_path):
+    """With a transformer whose modules are like those of the library."""
+    names, [swept] = ran("diffusers")
+    assert [call.step for call in names["calls"]] == [0, 1, 2]
+    assert "6 cells" in swept and (tmp_path / "dit.sqlite").is_file()
 
 
 @pytest.mark.thorough

@@ -55,6 +55,33 @@ def test_every_page_is_in_a_table_of_contents():
     assert [named(page) for page in PAGES if page not in reached] == []
 
 
+@pytest.mark.parametrize("page", [p for p in PAGES if TOCTREE.search(text_of(p))], ids=named)
+def test_an_index_has_links_that_a_code_host_shows(page):
+    """A list of bare words, which the built site alone turns into links."""
+    trees = TOCTREE.findall(text_of(page))
+    assert all(tree.startswith(":hidden:") for tree in trees)
+    links = {
+        (page.parent / link.partition("#")[0]).resolve() for link in LINK.findall(text_of(page))
+    }
+    assert [named(p) for p in children(page) - links] == []
+
+
+BUILT_ALONE = re.compile(
+    r"^ *:{3,}\{[\w-]+\}.*|^ *`{3,}\{(?!toctree|code-cell|printed|eval-rst)[\w-]+\}.*"
+    r"|\{[a-z:-]+\}(?=`)",
+    re.M,
+)
+DIRECTIVE = re.compile(r"^\.\. [\w:-]+:: .*|:[a-z]+:`[^`]+`", re.M)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_a_page_has_nothing_that_only_the_built_site_understands(page):
+    """Cards, badges and roles, which a reader of the repository sees as braces and colons."""
+    form = BUILT_ALONE if page.suffix == ".md" else DIRECTIVE
+    text = text_of(page).partition("\n.. what the built site has instead:\n")[0]
+    assert form.findall(text) == []
+
+
 def slug(heading: str) -> str:
     """The anchor that MyST and GitHub give to a heading."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
@@ -196,7 +223,7 @@ def test_the_reference_has_every_public_name():
             for name in exported(ROOT / "attention" / library / "__init__.py")
         ]
     aside = {"roundscope.__version__", "roundscope.attention", "roundscope.Stabiliser"}
-    missing = [n for n in names if not re.search(rf":: {re.escape(n)}$", pages, re.M)]
+    missing = [n for n in names if not re.search(rf"^ {{3}}\.\. .*:: {re.escape(n)}$", pages, re.M)]
     assert set(missing) - aside == set()
 
 

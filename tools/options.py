@@ -49,6 +49,15 @@ def to_file(ctx: Any, param: Any, out: Path | None) -> Path | None:
     return out
 
 
+def to_page(ctx: Any, param: Any, out: Path | None) -> Path | None:
+    """Return the file of a page, whose name says so, once it is known that it can be written."""
+    to_file(ctx, param, out)
+    if _is_said(out, ctx, param) and out.suffix not in PAGES and not out.exists():
+        repair = f"is a file here, a page; give a name such as {out.name}.html"
+        raise bad(named(param), str(out), repair)
+    return out
+
+
 @dataclass(frozen=True, kw_only=True)
 class CallOptions:
     """What is said of a call in place of what its file says; None for as the file says.

@@ -15,6 +15,7 @@ from roundscope.attention.arguments import (
     mask_given,
     plans_given,
     served_given,
+    tell_of_tensors,
 )
 from roundscope.attention.budget.call import MEASURED, Call, Results, draws, exact_of, results_of
 from roundscope.attention.budget.origin import found_in
@@ -115,6 +116,7 @@ def error_budget(
         options["mask"] = mask_given(options["mask"])
     check_numbers(q=q, k=k, v=v, do=do)
     check_shapes(q, k, v)
+    tell_of_tensors(q, k)
     q, k, v = (np.asarray(x) for x in (q, k, v))
     if do is not None:
         check_like_output("do", do, (*q.shape[:3], v.shape[3]))

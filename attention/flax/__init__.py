@@ -28,6 +28,7 @@ from roundscope.attention.jax.tapping import four_axes
 from roundscope.attention.jax.tapping import tap as tapped
 from roundscope.attention.models.selection import Layer, Removable, chosen
 from roundscope.attention.plans.plan import Plan
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.shown import shown
 
 __all__ = ["Replacement", "attention_fn", "tap", "use"]
@@ -46,6 +47,7 @@ LEFT_TO_THE_PLAN = (
 )
 
 
+@known_arguments
 def attention_fn(
     plan: Plan | str,
     *,
@@ -174,6 +176,7 @@ class Replacement(Removable):
     """
 
 
+@known_arguments
 def use(
     model: nnx.Module,
     plans: Mapping[str, Plan | str | AttentionFn] | Plan | str,
@@ -228,6 +231,7 @@ def use(
     return _replaced(modules, {layer: found[layer] for layer in known if layer in found})
 
 
+@known_arguments
 def tap(model: nnx.Module, *, is_causal: bool | None = None) -> Replacement:
     """Let `roundscope.jax.capture` and `roundscope.jax.watch` hear the attention of a model.
 

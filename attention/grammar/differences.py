@@ -19,23 +19,37 @@ def differences(plan: Plan, base: Plan) -> list[str]:
         Words FIELD=VALUE, SITE=ROUNDING and SITE.sum=ACCUMULATOR, such that `base.changed(*words)`
         computes what `plan` does. Sites that `plan` never reaches have no word.
     """
-    changed = [
-        site for site in Site if plan.event(site) != base.event(site) and absent(plan, site) is None
-    ]
+    fields, changed, added = _apart(plan, base)
     events = [f"{site}={spelled(plan.event(site))}" for site in changed]
-    sums = [
-        f"{s}.sum={accumulator_words(plan.accumulator(s))}"
-        for s in PRODUCTS
-        if plan.accumulator(s) != base.accumulator(s)
-    ]
-    return [*_fields(plan, base), *events, *sums]
+    sums = [f"{s}.sum={accumulator_words(plan.accumulator(s))}" for s in added]
+    return [*_fields(plan, base, fields), *events, *sums]
 
 
-def _fields(plan: Plan, base: Plan) -> list[str]:
-    """Return the words of the fields that differ; those that free others to change come first."""
-    names = [
+def count_of_differences(plan: Plan, base: Plan) -> int:
+    """Return how many changes `differences` returns, much sooner: without their order."""
+    fields, changed, added = _apart(plan, base)
+    is_one = {"normalise_first", "pv_into_o"} <= {*fields}
+    return len(fields) - is_one + len(changed) + len(added)
+
+
+def _apart(plan: Plan, base: Plan) -> tuple[list[str], list[Site], list[Site]]:
+    """Return the fields, the events and the sums that differ."""
+    fields = [
         name for name in STORED if name in CHOICES and getattr(plan, name) != getattr(base, name)
     ]
+    blocks = plan.blocks != base.blocks
+    changed = [
+        site
+        for site, own, other in zip(Site, plan.roundings, base.roundings, strict=True)
+        if (own != other or (blocks and plan.event(site) != base.event(site)))
+        and absent(plan, site) is None
+    ]
+    sums = zip(PRODUCTS, plan.accumulators, base.accumulators, strict=True)
+    return fields, changed, [site for site, own, other in sums if own != other]
+
+
+def _fields(plan: Plan, base: Plan, names: list[str]) -> list[str]:
+    """Return the words of the fields that differ; those that free others to change come first."""
     words = {name: f"{name}={getattr(plan, name)}" for name in names}
     if "normalise_first" in words:
         words.pop("pv_into_o", None)

@@ -21,7 +21,7 @@ from roundscope.attention.plans.choices import Polynomial, Stabilizer
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.emu.errors import unknown
-from roundscope.emu.roundings.modes import BINARY64, mode_named
+from roundscope.emu.roundings.modes import BINARY32, BINARY64, mode_named
 from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.events.choice import Choice
 from roundscope.events.event import Event, event_to
@@ -78,6 +78,19 @@ def _mode(plan: P, mode: str, sites: Sites) -> P:
             site: event_to(plan.event(site), mode)
             for site in sites or plan.SITES
             if not plan[site].is_identity
+        }
+    )
+
+
+def _casts(plan: P, mode: str, _: Sites) -> P:
+    """Return the plan with another mode at its casts: the events after its inputs that round to
+    fewer bits than binary32.
+    """
+    return plan.rounded(
+        {
+            site: event_to(plan.event(site), mode)
+            for site in plan.SITES
+            if site.stage != "inputs" and plan[site].format.precision < BINARY32.format.precision
         }
     )
 
@@ -239,6 +252,7 @@ def _kinds(of: Any) -> dict[str, Kind]:
         **(OF_ATTENTION if of is Plan else {}),
         "format": Kind(event_words, _format, per_site=True),
         "mode": Kind(lambda text: str(mode_named(text)), _mode, per_site=True),
+        "casts": Kind(lambda text: str(mode_named(text)), _casts),
         "accumulator": Kind(_checked(accumulator_of), _accumulator, per_site=True),
         **{name: _of_field(own) for name, own in of.choices().items() if own.words},
         "only": Kind(spelled, _only),

@@ -13,6 +13,7 @@ from roundscope.attention.api import attend
 from roundscope.attention.arguments import check_floats
 from roundscope.attention.plans.plan import Plan
 from roundscope.emu.arrays import Array, Result, is_traced
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.shown import shown
 
 OF_ONE_CALL = ("mask", "delta_error")  # arguments with the tokens of one call
@@ -34,6 +35,7 @@ class Packed(NamedTuple):
     do: Array | None
 
 
+@known_arguments
 def packed_sequences(
     q: Array,
     k: Array,

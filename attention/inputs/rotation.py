@@ -12,9 +12,11 @@ import numpy as np
 from roundscope.attention.arguments import check_floats
 from roundscope.attention.inputs.hadamard import halvings, spread
 from roundscope.emu.arrays import Array, Result
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.numbers import check_seed
 
 
+@known_arguments
 def rotated(q: Array, k: Array, *, seed: int = 0) -> tuple[Result, Result]:
     """Return q and k after a random rotation that does not change their products.
 

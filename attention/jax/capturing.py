@@ -21,9 +21,11 @@ from roundscope.attention.models.capture_file import (
     write_captures,
 )
 from roundscope.attention.models.selection import Layer, fits
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.shown import shown
 
 
+@known_arguments
 @contextmanager
 def capture(
     path: str | os.PathLike[str],

@@ -21,6 +21,7 @@ from jax import Array
 
 from roundscope.attention.jax import options as known
 from roundscope.attention.jax.options import Attention
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.shown import shown
 
 GROUP = 8  # kernels want so many features, or twice as many, and so on
@@ -98,6 +99,7 @@ def _widened(x: Array, more: int) -> Array:
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, more)])
 
 
+@known_arguments
 def corrected(attention: Attention) -> Attention:
     """Return an attention function with the same output, and with dQ and dK corrected.
 

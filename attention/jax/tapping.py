@@ -26,6 +26,7 @@ from roundscope.attention.arguments import causal_given, scale_given
 from roundscope.attention.jax.options import Attention, Facts, Given, facts_of, given, scores_bias
 from roundscope.attention.models.selection import Layer
 from roundscope.emu.arrays import is_traced
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.numbers import check_count
 from roundscope.emu.shown import shown
 
@@ -89,6 +90,7 @@ def heard_by() -> tuple[Listener, ...]:
     return found
 
 
+@known_arguments
 def tap(
     attention: Attention,
     name: str | None = None,

@@ -17,6 +17,7 @@ from roundscope.attention.models.alarm import THRESHOLD, Alarm
 from roundscope.attention.models.drift import HeadNumbers, HeadTensors, head_numbers
 from roundscope.attention.models.selection import Layer, heads_given, heads_of
 from roundscope.attention.models.watcher import Watcher
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.numbers import check_count, check_truth
 from roundscope.emu.shown import shown
 
@@ -48,6 +49,9 @@ class Watch:
             return ()
 
         self._program = jax.jit(program)
+
+    def __repr__(self) -> str:
+        return f"<Watch, every {self.every} steps, {self.alarm or 'no alarm'}>"
 
     @property
     def alarm(self) -> Alarm | None:
@@ -86,6 +90,7 @@ class Watch:
         return self._watcher.look(step, {layer: self._probe.found[layer][:2] for layer in layers})
 
 
+@known_arguments
 def watch(
     loss: Callable[..., Any],
     every: int = 100,

@@ -149,6 +149,10 @@ class Removable:
     def __init__(self, layers: Sequence[Layer], undo: Sequence[Callable[[], object]]) -> None:
         self.layers, self._undo = tuple(layers), list(undo)
 
+    def __repr__(self) -> str:
+        state = f"of {len(self.layers)} layers" if self._undo else "removed"
+        return f"<{type(self).__name__} {state}>"
+
     def remove(self) -> None:
         """Take the change back. A second call does nothing."""
         while self._undo:

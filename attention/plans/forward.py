@@ -207,7 +207,7 @@ class RowChoices(ExponentChoices):
         " operand of P V after its cast. It has no effect with normalise_first.",
         refused=lambda p: "" if p.row_sum_of == Site.P else "the row sum adds EXP or P",
         moves=Moves(forward=6, values=(Site.EXP, Site.P)),
-        words=None,
+        words=("EXP", "P"),
     )
     row_sum: RowSum = choice(
         RowSum.PLAIN,

@@ -17,6 +17,7 @@ from roundscope.attention.plans.choices import (
     RowSum,
 )
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.untried import UNTRIED
 from roundscope.attention.sites import Site, site_named
 from roundscope.emu.blocks.format import BlockFormat, block_format
 from roundscope.emu.blocks.names import ScaleRule
@@ -273,6 +274,7 @@ PRESETS: dict[str, Callable[[], Plan]] = {
     "fa4-fp8-offset4": fa4_fp8_offset4,
     "fa4-fp8-threshold0": fa4_fp8_threshold0,
     "cudnn-mxfp8": cudnn_mxfp8,
+    **UNTRIED,
 }
 """The published plans by name; each value is a function without arguments that makes the plan.
 
@@ -288,6 +290,10 @@ PRESETS: dict[str, Callable[[], Plan]] = {
 * fa4-bf16, fa4-fp8, fa4-fp8-offset4, fa4-fp8-threshold0: FlashAttention-4, from its public code;
   no bits were compared with hardware (errors of fa4-fp8 were, with those published for a B300).
 * cudnn-mxfp8: cuDNN's MXFP8 forward, from the reference of its tests.
+* aiter-ck, aiter-asm: AMD's aiter on an MI300, by Composable Kernel with casts toward zero, and by
+  its assembly kernels with ties away; from public code, not compared with hardware.
+* tpu-splash, mlx-sdpa, flash-mla, flashinfer-split: JAX's splash attention for TPUs, MLX on an
+  Apple GPU, FlashMLA's decoding, FlashInfer with split keys; from public code, likewise.
 
 `Plan.preset(name)` is the usual way to make one, and knows the names of twins, all:FORMAT and
 @ARCHITECTURE too.

@@ -119,6 +119,8 @@ def _biased(p: "PlanRecord") -> str:
         )
     elif p.gradient_scale is ScaleOfGradient.PROBABILITY:
         told = "has the scale in dS (gradient_scale=probability), which is then not its gradient"
+    elif p.gradient_scale is ScaleOfGradient.REGISTER and p.maximum_gradient:
+        told = "has the scale in the dS of which the gradient of the maximum is taken away"
     else:
         for name, why in UNBIASED.items():
             if getattr(p, name):

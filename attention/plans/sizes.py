@@ -10,7 +10,7 @@ from typing import Any
 
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.twins import TWIN_OF, TWINS
-from roundscope.emu.errors import unknown
+from roundscope.emu.errors import known_arguments, unknown
 from roundscope.emu.numbers import is_whole
 from roundscope.emu.shown import shown
 
@@ -19,6 +19,7 @@ MOST_SPLITS = 128
 ALONE = "PV.sum=chunked64 DQ.sum=chunked64 DK.sum=chunked64 DV.sum=chunked64"
 
 
+@known_arguments
 def plan_of_call(
     kernel: str,
     q_shape: tuple[int, int, int, int],

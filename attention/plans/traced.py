@@ -30,12 +30,14 @@ from roundscope.emu.backends.xla.traced import (
     rounding_of,
     row_of,
 )
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.numbers import check_array, check_seed
 from roundscope.emu.roundings.modes import BINARY32, Rounding, rounding
 from roundscope.emu.roundings.random import threefry2x32
 from roundscope.emu.shown import shown
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.aligned import Alignment
+from roundscope.emu.sums.matrix_cores import MatrixCore
 from roundscope.events.plan import check_factors
 
 STOCHASTIC32, ANY32 = rounding("fp32", "stochastic"), rounding("fp32", "toward-zero")
@@ -47,7 +49,7 @@ class TracedAccumulator(NamedTuple):
     order: Order
     step: TracedRounding
     chunk: int
-    alignment: Alignment | None
+    alignment: Alignment | MatrixCore | None
 
 
 class TracedPlan:
@@ -101,6 +103,7 @@ class HeadPlans:
     table: Array
 
 
+@known_arguments
 def head_plans(plans: Sequence[Plan]) -> HeadPlans:
     """Return plans as data, one for each query head, for `attend(..., plan=head_plans(plans))`.
 
@@ -167,6 +170,7 @@ def difference(a: Plan, b: Plan) -> str:
     return f"{name}: {getattr(a, name)} and {getattr(b, name)}"
 
 
+@known_arguments
 def reseeded(plans: HeadPlans, number: "Array | int") -> HeadPlans:
     """Return plans with every seed mixed with a number, for fresh random bits in each step or
     layer of a training.

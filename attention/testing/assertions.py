@@ -31,7 +31,7 @@ from roundscope.attention.testing.families import FAMILIES, draw
 from roundscope.attention.testing.foreign.user import Kernel, kernel_of, takes
 from roundscope.attention.testing.invariance import KINDS, changes, check_invariance, results_of
 from roundscope.attention.testing.reference import reference
-from roundscope.emu.errors import unknown
+from roundscope.emu.errors import known_arguments, unknown
 from roundscope.emu.numbers import check_count, check_real, check_truth, listed
 from roundscope.emu.shown import shown, tidy
 from roundscope.emu.stats.comparison import share_words
@@ -40,6 +40,7 @@ from roundscope.emu.testing.arrays import assert_bit_equal
 SHOWN = 8  # reasons in a message
 
 
+@known_arguments
 def assert_as_good_as(
     kernel: Callable[..., Any] | str,
     plan: Plan | str,
@@ -210,6 +211,7 @@ NEEDS = {
 }
 
 
+@known_arguments
 def assert_deterministic(
     kernel: Callable[..., Any] | str,
     inputs: Inputs | None = None,
@@ -262,6 +264,7 @@ def assert_deterministic(
         _assert_same(name_of(kernel), words, called(x), first, names, dtype)
 
 
+@known_arguments
 def assert_invariant(
     kernel: Callable[..., Any] | str,
     to: str | Sequence[str] | None = None,

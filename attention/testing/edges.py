@@ -5,8 +5,10 @@ nor a number that is not finite where the plan has one. NaN and infinities have 
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -31,20 +33,25 @@ RULED = (NAN, INFINITY, BLIND_ROWS)  # edges where a plan's roundings explain no
 SPECIAL = (NAN, INFINITY, *MASKED)  # edges with rules of their own
 LARGE, SMALL = 2.0**100, 2.0**-100  # of V in types with eight exponent bits
 HALF_LARGE, HALF_SMALL = 2.0**8, 2.0**-8  # of V in FP16
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-def edges(features: int, is_causal: bool, dtype: str) -> Iterator[tuple[str, Inputs]]:
+def edges(
+    features: int, is_causal: bool, dtype: str, said: Mapping[str, Any] = NOTHING
+) -> Iterator[tuple[str, Inputs]]:
     """Yield named inputs that are judged by the plan.
 
     Args:
         features: The number of features of a head.
         is_causal: Whether a query sees only the keys up to its own position.
         dtype: The type of the inputs.
+        said: What else is said of every call, such as a window.
     """
 
     def drawn(family: str = "gaussian", **sizes: int) -> Inputs:
         sizes = {"batch": 2, "heads": 2, "tokens": TOKENS} | sizes
-        return draw(family, features=features, is_causal=is_causal, dtype=dtype, **sizes)
+        x = draw(family, features=features, is_causal=is_causal, dtype=dtype, **sizes)
+        return replace(x, **said)
 
     x = drawn()
     yield "one token", drawn(tokens=1)
@@ -98,6 +105,7 @@ def check_edges(
     margins: Margins,
     dtype: str = "bfloat16",
     names: Collection[str] | None = None,
+    said: Mapping[str, Any] = NOTHING,
 ) -> Iterator[Case]:
     """Yield the answer of a kernel at every edge.
 
@@ -109,12 +117,13 @@ def check_edges(
         margins: The ratios of errors that are gross.
         dtype: The type of the inputs and of the results.
         names: The names of the edges that are asked about; None for all of `edge_names`.
+        said: What else is said of every call, such as a window.
     """
-    for name, x in edges(features, is_causal, dtype):
+    for name, x in edges(features, is_causal, dtype, said):
         if names is None or name in names:
             yield _asked(name, lambda x=x: judged(kernel, plan, x, margins, dtype))  # type: ignore[misc]
     x = draw("gaussian", batch=1, heads=2, tokens=TOKENS, features=features, dtype=dtype)
-    x = replace(x, is_causal=is_causal)
+    x = replace(x, is_causal=is_causal, **said)
     masked = _masked(x)
     special: dict[str, Callable[[], Verdict]] = {
         NAN: lambda: _nan_in_a_query(kernel, x),

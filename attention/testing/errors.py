@@ -221,7 +221,7 @@ def pairs(x: Inputs, own: Outputs, theirs: Outputs) -> Iterator[Pair]:
     Raises:
         ValueError: A result of the kernel has another shape than that of the plan.
     """
-    want = exact(x)
+    want = exact(x, backward=theirs.dq is not None)
     tokens = min(x.q.shape[1], x.k.shape[1])
     for name, array in theirs.named():
         mine = getattr(own, name)

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from roundscope.attention.testing.calls import Inputs
-from roundscope.emu.errors import unknown
+from roundscope.emu.errors import known_arguments, unknown
 from roundscope.emu.numbers import check_count, check_real, check_truth
 
 Tensors = dict[str, np.ndarray]
@@ -161,6 +161,7 @@ FAMILIES: dict[str, Callable[[Source], Tensors]] = {
 }
 
 
+@known_arguments
 def draw(
     family: str = "gaussian",
     *,

@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from roundscope.attention.inputs.alignment import Alignment
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.cases import Answer, Case, Verdict, not_run
 from roundscope.attention.testing.errors import UNITS, Margins, all_gross
@@ -133,10 +134,18 @@ def _padded(x: Inputs) -> Change:
         kind="padding",
         name="keys that a mask hides",
         first=x,
-        changed=replace(x, k=longer(x.k), v=longer(x.v), mask=sees, is_causal=False),
+        changed=replace(
+            x, k=longer(x.k), v=longer(x.v), mask=sees, is_causal=False, alignment=_of_first(x)
+        ),
         compared=x,
         of_changed=shorter,
     )
+
+
+def _of_first(x: Inputs) -> Alignment | None:
+    """Return the alignment under which more keys behind those of a square call change nothing."""
+    is_square = x.q.shape[1] == x.k.shape[1]
+    return "top-left" if x.alignment and is_square else x.alignment
 
 
 def check_invariance(

@@ -38,6 +38,7 @@ from roundscope.attention.torch.fast_path import (
     takes_fast_path,
     without_fast_path,
 )
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.shown import shown
 from roundscope.emu.told import warn_outside
 
@@ -52,6 +53,7 @@ class Interception(Removable):
     ranges: Mapping[int, str] = MappingProxyType({})
 
 
+@known_arguments
 def intercept(
     model: nn.Module,
     handler: Handler,
@@ -113,7 +115,7 @@ def intercept(
         )
     own = chosen(layers, list(found))
     if modules is None:
-        tell_unseen(model, found.values(), stacklevel=3)
+        tell_unseen(model, found.values())
     in_encoder = encoder_attention(model)
     undo: list[Callable[[], None]] = []
     try:

@@ -39,6 +39,7 @@ from roundscope.attention.torch.call import CHAIN, Call
 from roundscope.attention.torch.calls import intercept, kernel_chosen
 from roundscope.attention.torch.discovery import attention_layers
 from roundscope.attention.torch.fast_path import OFF
+from roundscope.emu.errors import known_arguments
 
 GRADIENTS = ("dq", "dk", "dv")
 SHOWN = 8  # how many layers that did not run are named
@@ -303,6 +304,7 @@ def _notes(call: Call, is_nested: bool) -> list[str]:
     return notes
 
 
+@known_arguments
 @contextmanager
 def capture(
     model: nn.Module,

@@ -53,6 +53,7 @@ from roundscope.attention.torch.call import CHAIN, Call, Run
 from roundscope.attention.torch.calls import Interception, intercept
 from roundscope.attention.torch.discovery import attention_layers
 from roundscope.attention.torch.other_calls import implementation_of
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.told import warn_outside
 
 WIDEST = 256  # features of a head that fused kernels take
@@ -150,6 +151,7 @@ def kernels_allowed() -> list[SDPBackend]:
     return [kernel for kernel, is_allowed in kernels if is_allowed]
 
 
+@known_arguments
 def correct(
     model: nn.Module,
     layers: str | int | Sequence[int] = "*",
@@ -209,6 +211,7 @@ def correct(
     return intercept(model, corrected, layers=layers, modules=modules)
 
 
+@known_arguments
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def corrected(call: Call) -> Tensor:
     """Return the output of a call, with gradients whose rows of dS sum to zero.

@@ -25,7 +25,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from roundscope.attention.models.selection import Layer
 from roundscope.attention.torch import flex
 from roundscope.attention.torch.call import Call
-from roundscope.emu.errors import unknown
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.shown import shown
 
 MARK = "_roundscope_declared"  # the attribute of a marked function
@@ -57,6 +57,7 @@ def attention_function(
     layout: Literal["BNTH", "BTNH"] = ...,
     tolerance: float | None = ...,
 ) -> Callable[[Function], Function]: ...
+@known_arguments
 def attention_function(
     function: Function | None = None,
     *,
@@ -65,7 +66,6 @@ def attention_function(
     mask: Callable[..., Tensor | None] | None = None,
     layout: Literal["BNTH", "BTNH"] = "BNTH",
     tolerance: float | None = None,
-    **others: Any,
 ) -> Any:
     """Mark a function that computes attention by hand, so that `capture`, `use` and others see it.
 
@@ -139,9 +139,6 @@ def attention_function(
         setattr(wrapped, MARK, declared)
         return wrapped
 
-    if others:
-        known = ("is_causal", "scale", "mask", "layout", "tolerance")
-        raise TypeError(f"attention_function: {unknown('argument', next(iter(others)), known)}")
     return marked if function is None else marked(function)
 
 

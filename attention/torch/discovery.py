@@ -3,11 +3,11 @@
 Nothing is run. Names in the compiled code of a class's own methods decide, and what global names
 stand for there, as in `from torch.nn.functional import scaled_dot_product_attention as sdpa`; then
 those in functions that these call, up to `DEPTH` calls away. Functions of PyTorch and of the
-transformers library are followed within a file only.
+transformers library are followed within a file only. Modules of the diffusers library leave their
+attention to an object, `module.processor`: its `__call__` counts as code of the module.
 """
 
 import dis
-import warnings
 from collections.abc import Collection, Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -17,11 +17,18 @@ from torch import nn
 
 from roundscope.attention.models.selection import Layer
 from roundscope.attention.torch.declared import MARK
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.numbers import listed
 from roundscope.emu.shown import shown
+from roundscope.emu.told import warn_outside
 
 NAMES = frozenset(
-    ("scaled_dot_product_attention", "ALL_ATTENTION_FUNCTIONS", "multi_head_attention_forward")
+    (
+        "scaled_dot_product_attention",
+        "ALL_ATTENTION_FUNCTIONS",  # of transformers
+        "dispatch_attention_fn",  # of diffusers
+        "multi_head_attention_forward",
+    )
 )
 OBJECTS = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
 LIBRARIES = ("torch", "transformers")
@@ -33,14 +40,16 @@ MARK_IT = (
 )
 
 
+@known_arguments
 def attention_layers(
     model: nn.Module, modules: Iterable[str] | None = None
 ) -> dict[Layer, nn.Module]:
     """Return the modules of a model that call attention themselves, in the model's order.
 
     A module is one of them if the code of its class, or a function that it calls, names
-    `scaled_dot_product_attention`, the registry of the transformers library, or the function
-    under `nn.MultiheadAttention`, or is marked by `attention_function`.
+    `scaled_dot_product_attention`, the registry of the transformers or the diffusers library, or
+    the function under `nn.MultiheadAttention`, or is marked by `attention_function`. So does the
+    `processor` of a module of diffusers.
 
     Args:
         model: Any `nn.Module`; a compiled model gives those of the model that was compiled.
@@ -112,15 +121,14 @@ def written_out(model: nn.Module, found: Collection[nn.Module]) -> list[str]:
     return paths
 
 
-def tell_unseen(model: nn.Module, found: Collection[nn.Module], stacklevel: int) -> None:
+def tell_unseen(model: nn.Module, found: Collection[nn.Module]) -> None:
     """Warn of modules that seem to compute attention and are not seen, beside those that are."""
     if paths := written_out(model, found):
-        warnings.warn(
+        warn_outside(
             f"model: {len(found)} of {len(found) + len(paths)} modules that seem to compute"
             f" attention are seen. Not seen: {_some(paths)}, with products and a softmax in its own"
             f" code. If that is attention, {MARK_IT}; modules=[...] with those that are seen ends"
-            " this warning",
-            stacklevel=stacklevel + 1,
+            " this warning"
         )
 
 
@@ -171,8 +179,14 @@ def _calls_attention(module: nn.Module) -> bool:
     return any(
         any(hasattr(value, MARK) for value in vars(own).values())
         or any(_reaches(function, DEPTH) for function in _functions(own))
-        for own in kinds
+        for own in [*kinds, *_processors(module)]
     )
+
+
+def _processors(module: nn.Module) -> list[type]:
+    """Return the class of the object to which a module of diffusers leaves its attention."""
+    own = getattr(module, "processor", None)
+    return [] if isinstance(own, nn.Module) or not callable(own) else [type(own)]
 
 
 def _is_machinery(kind: type) -> bool:

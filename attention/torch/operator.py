@@ -37,6 +37,7 @@ from roundscope.attention.torch.arrays import (
     turned,
 )
 from roundscope.attention.torch.options import Options
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.numbers import check_array
 from roundscope.emu.shown import shown
 
@@ -49,6 +50,7 @@ ARGUMENTS = (
 )
 
 
+@known_arguments
 def attention(
     q: Tensor,
     k: Tensor,

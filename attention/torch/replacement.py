@@ -17,10 +17,14 @@ from roundscope.attention.torch.calls import Interception, intercept
 from roundscope.attention.torch.discovery import attention_layers
 from roundscope.attention.torch.operator import attention, check_mask
 from roundscope.attention.torch.ranges import lost_range, narrow_events
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.shown import shown
 from roundscope.emu.told import warn_outside
 
-NO_BACKWARD = ("sage-int8", "fa3-e4m3", "fa3-fp8", "fa3-fp8-scaled")  # which the kernels have not
+NO_BACKWARD = (  # which the kernels have not
+    *("sage-int8", "fa3-e4m3", "fa3-fp8", "fa3-fp8-scaled"),
+    *("mlx-sdpa", "flash-mla", "flashinfer-split"),
+)
 FORWARD_ONLY = (
     "fa4-fp8",
     "fa4-fp8-offset4",
@@ -30,6 +34,7 @@ FORWARD_ONLY = (
 )
 
 
+@known_arguments
 def use(
     model: nn.Module,
     plans: "Plan | str | Handler | Mapping[str, Plan | str | Handler]",

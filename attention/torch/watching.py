@@ -44,6 +44,7 @@ from roundscope.attention.torch.correction import (
 )
 from roundscope.attention.torch.declared import WRITTEN_OUT
 from roundscope.attention.torch.discovery import attention_layers, tell_unseen
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.numbers import check_count
 from roundscope.emu.told import warn_outside
 
@@ -53,6 +54,7 @@ ROWS = 16  # rows of each head that are held at a time, at least, if layers are 
 STACKED = 1 << 22  # elements of each tensor of the layers that are measured at a time
 
 
+@known_arguments
 def watch(
     model: nn.Module,
     every: int = 100,
@@ -154,7 +156,7 @@ def watch(
     own = chosen(layers, list(known))
     check_sinks({layer: known[layer] for layer in own}, "watched")
     if modules is None:
-        tell_unseen(model, known.values(), stacklevel=2)
+        tell_unseen(model, known.values())
     if _watches.get(model):
         warn_outside(
             "watch: the model is watched already, and now twice: each watch takes its own looks,"
@@ -224,6 +226,9 @@ class Watch(Removable):
         self._again: dict[Layer, int] = {}  # how often layers called that did so again
         self._interception: Interception | None = None
         self._eager: Any = None  # what restores torch.compile
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, every {self._every} steps, {self.alarm or 'no alarm'}>"
 
     @property
     def alarm(self) -> Alarm | None:

@@ -134,7 +134,7 @@ class Trace:
         before, after = (np.ma.array(x, mask=~self.exists[name]) for x in self.events[name])
         return before, after
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """Return a line for each site with events: number, share inexact, mean error and z."""
         lines = [f"{'event':10} {'count':>10} {'inexact':>8} {'mean error, ulps':>17} {'z':>7}"]
         for name, stats in self.stats.items():

@@ -22,6 +22,7 @@ from roundscope.emu.blocks.layout import (
     scales_to_lines,
     to_lines,
 )
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.libraries import (
     check_out,
     float_array,
@@ -165,6 +166,7 @@ def _quantise(x: AnyArray, *, f: BlockFormat, at: Layout) -> tuple[AnyArray, Any
     return from_lines(xp, elements, at), scales_from_lines(xp, scales, at), tensor
 
 
+@known_arguments
 def from_blocks(b: Blocked) -> Result:
     """Return the numbers that a blocked array represents: tensor * scale * element.
 

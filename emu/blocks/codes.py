@@ -16,6 +16,7 @@ from roundscope.emu.backends.ops import Ops
 from roundscope.emu.blocks.blocked import Blocked, check_blocked
 from roundscope.emu.blocks.format import INT8, BlockFormat
 from roundscope.emu.blocks.layout import layout_of
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.formats.codes import decode, encode
 from roundscope.emu.formats.format import Format
 from roundscope.emu.numbers import as_float, check_real, is_whole
@@ -79,6 +80,7 @@ def dtype_of(f: Format) -> np.dtype:
     return np.dtype(f"u{1 if f.bits <= 8 else 2 if f.bits <= 16 else 4}")
 
 
+@known_arguments
 def codes_of(b: Blocked) -> Codes:
     """Return the bit codes of a blocked array's elements and scales.
 
@@ -112,6 +114,7 @@ def codes_of(b: Blocked) -> Codes:
     )
 
 
+@known_arguments
 def blocked_of(c: Codes) -> Blocked:
     """Return the blocked array that codes represent.
 
@@ -173,6 +176,7 @@ def _integers(codes: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(codes).view(f"u{codes.dtype.itemsize}").reshape(codes.shape)
 
 
+@known_arguments
 def pack(c: Codes) -> tuple[np.ndarray, np.ndarray]:
     """Return the codes of elements and of scales as bytes without gaps.
 
@@ -198,6 +202,7 @@ def pack(c: Codes) -> tuple[np.ndarray, np.ndarray]:
     return _packed(c.elements, c.format.element.format.bits), _packed(c.scales, c.format.scale.bits)
 
 
+@known_arguments
 def unpack(
     elements: np.ndarray,
     scales: np.ndarray,

@@ -35,7 +35,8 @@ from roundscope.emu.sums.accumulator import (
     add_aligned,
     stochastic_step,
 )
-from roundscope.emu.sums.aligned import Alignment, binade
+from roundscope.emu.sums.aligned import Alignment, GroupAlignment, factors_of
+from roundscope.emu.sums.matrix_cores import MatrixCore
 
 Array = Any
 EXACT_FACTOR = 26  # the most significand bits of a factor with exact products in binary64
@@ -49,7 +50,7 @@ class _Operand:
     scales: Array | None = None  # (blocks, lines), if they are not part of the numbers
     size: int = 0  # the size of a block along K; 0 for a matrix that is not blocked
     tensor: Array | None = None
-    binades: Array | None = None  # 2^exponent of each factor, as a tensor core sees it
+    units: Array | None = None  # the scale of each number, for a matrix unit
 
 
 def dot_blocks(
@@ -117,7 +118,7 @@ def _run(xp: Any, a: Any, b: Any, acc: Accumulator, init: Any, steps: Steps | No
     return _rounded(ops, acc, total + init, last + 1, steps)
 
 
-def _operand(xp: Any, x: Any, alignment: Alignment | None) -> _Operand:
+def _operand(xp: Any, x: Any, alignment: Alignment | MatrixCore | None) -> _Operand:
     """Return a matrix (K, lines), whose blocks run along axis 0, as an operand of the sum."""
     if not isinstance(x, Blocked):
         return _Operand(numbers=widened(xp.asarray(x)))
@@ -134,24 +135,24 @@ def _operand(xp: Any, x: Any, alignment: Alignment | None) -> _Operand:
     )
 
 
-def _aligned_operand(xp: Any, x: Blocked, alignment: Alignment) -> _Operand:
-    """Return a matrix for a tensor core: the products of scale and element, and their binades.
-
-    The binade of a product is 2^(exponent of the scale + exponent of the element). A tensor core
-    adds these exponents and does not normalize the product again.
-    """
-    if x.format.element.format != alignment.operand or not x.format.power_of_two:
+def _aligned_operand(xp: Any, x: Blocked, alignment: Alignment | MatrixCore) -> _Operand:
+    """Return a matrix for a matrix unit: the products of scale and element, and the scales."""
+    own = x.format.element.format == alignment.operand
+    if isinstance(alignment, GroupAlignment):
+        if not own or x.format.scale != alignment.scale or x.format.size % alignment.group:
+            raise ValueError(
+                f"{x.format}: this tensor core takes {alignment.factors}, blocks of"
+                f" {alignment.operand.name} with scales in {alignment.scale.name}"
+            )
+    elif not own or not x.format.power_of_two:
         raise ValueError(
             f"{x.format}: this tensor core takes blocks of {alignment.operand.name} with"
             " power-of-two scales"
         )
     elements = widened(xp.asarray(x.elements))
     scales = xp.repeat(widened(xp.asarray(x.scales)), x.format.size, axis=0)[: x.shape[0]]
-    return _Operand(
-        numbers=elements * scales,
-        binades=binade(ops_of(elements), elements, alignment.operand.emin) * scales,
-        size=x.format.size,
-    )
+    tensor = widened(xp.asarray(x.tensor)) if x.format.tensor else None
+    return _Operand(numbers=elements * scales, units=scales, size=x.format.size, tensor=tensor)
 
 
 def _at_once(
@@ -159,8 +160,8 @@ def _at_once(
 ) -> Array:
     if acc.alignment is not None:
         a, b = (
-            (x.numbers, binade(ops, x.numbers, f.emin) if x.binades is None else x.binades)
-            for x, f in zip((left, right), acc.alignment.operands, strict=True)
+            factors_of(ops, acc.alignment, n, x.numbers, x.units)
+            for n, x in enumerate((left, right))
         )
         return add_aligned(ops, acc, a, b, init, steps)
     step = stochastic_step(ops, acc.step, init.shape)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from roundscope.emu.blocks.names import BLOCKS, ScaleRule, is_of_blocks
-from roundscope.emu.errors import tidy_errors, unknown
+from roundscope.emu.errors import known_arguments, tidy_errors, unknown
 from roundscope.emu.formats.format import NAMED, Format, format_named
 from roundscope.emu.numbers import check_count, check_real, check_truth
 from roundscope.emu.roundings.modes import (
@@ -271,6 +271,7 @@ def _shape(f: BlockFormat) -> tuple[object, ...]:
     return f.element.format, f.element.overflow, f.size, f.rows, f.scale, f.tensor, f.tensor_scale
 
 
+@known_arguments
 @tidy_errors
 def block_format(
     format: str | BlockFormat,

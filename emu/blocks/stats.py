@@ -22,6 +22,7 @@ from roundscope.emu.blocks.blocked import Blocked, check_blocked
 from roundscope.emu.blocks.format import BlockFormat, block_format
 from roundscope.emu.blocks.layout import layout_of, scales_to_lines, to_lines
 from roundscope.emu.blocks.names import ScaleRule
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.libraries import float_array
 from roundscope.emu.tensors import takes_tensors
 
@@ -162,6 +163,7 @@ def block_stats(
     return _summary(numbers, b, np.asarray(rceil))
 
 
+@known_arguments
 def distinct_elements(b: Blocked) -> np.ndarray:
     """Return the number of distinct element values in each block; +0 and -0 count as one.
 

@@ -18,7 +18,7 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any
 
-from roundscope.emu.errors import tidy_errors
+from roundscope.emu.errors import known_arguments, tidy_errors
 from roundscope.emu.explanation.encoding import code_of, fields_of
 from roundscope.emu.formats.format import Format
 from roundscope.emu.numbers import as_float, is_known_number
@@ -85,6 +85,7 @@ class Explanation:
     ulps: float | None = None
 
 
+@known_arguments
 def explain(value: float | str, rounding: Rounding | str) -> Explanation:
     """Explain one rounding of one number in bits.
 

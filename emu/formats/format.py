@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 
 from roundscope.emu.blocks.names import BLOCKS
-from roundscope.emu.errors import unknown
+from roundscope.emu.errors import known_arguments, unknown
 from roundscope.emu.numbers import check_real, check_text, check_truth, check_whole
 from roundscope.emu.shown import shown
 
@@ -279,6 +279,7 @@ def ieee_like(exponent_bits: int, fraction_bits: int) -> Format:
     )
 
 
+@known_arguments
 def format_named(name: str) -> Format:
     """Return the format that a name stands for.
 

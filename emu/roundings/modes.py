@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from roundscope.emu.blocks.names import ScaleRule, is_of_blocks
-from roundscope.emu.errors import tidy_errors, unknown
+from roundscope.emu.errors import known_arguments, tidy_errors, unknown
 from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.numbers import check_seed
 from roundscope.emu.shown import shown
@@ -206,6 +206,7 @@ def mode_named(name: str | RoundingMode) -> RoundingMode:
     return member(RoundingMode, "rounding mode", name)
 
 
+@known_arguments
 @tidy_errors
 def rounding(
     format: str | Format | Rounding,

@@ -122,6 +122,15 @@ class Stats:
         total["place"] = np.where(here, self.place, other.place)
         return Stats(**total)
 
+    def __repr__(self) -> str:
+        """Return the numbers that are read first, of all entries together."""
+        all_of, shape = self.total(), np.shape(self.n)
+        of = f", {shape} summaries together" if shape else ""
+        return (
+            f"Stats(n={int(all_of.n):,}, inexact={int(all_of.inexact):,},"
+            f" mean_ulps={float(all_of.mean_ulps):.3g}, peak={float(all_of.peak):.3g}{of})"
+        )
+
     def total(self) -> "Stats":
         """Return one 0-d summary of the events of all entries, such as all batches and heads."""
         values = {f.name: np.asarray(getattr(self, f.name)).sum() for f in fields(self)}

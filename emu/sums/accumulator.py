@@ -21,7 +21,16 @@ from roundscope.emu.numbers import check_count
 from roundscope.emu.roundings.modes import BINARY32, BINARY64, Rounding, RoundingMode, member
 from roundscope.emu.roundings.random import event_bits
 from roundscope.emu.shown import shown
-from roundscope.emu.sums.aligned import Alignment, Factors, aligned, binade, in_chunks
+from roundscope.emu.sums.aligned import (
+    Alignment,
+    Factors,
+    GroupAlignment,
+    aligned,
+    factors_of,
+    in_chunks,
+    padded,
+)
+from roundscope.emu.sums.matrix_cores import MatrixCore
 from roundscope.emu.sums.odd import OF_BINARY32, OF_BINARY64, exact_sum, sum_to_round
 from roundscope.emu.sums.tensor_cores import core_of
 
@@ -82,8 +91,9 @@ class Order(StrEnum):
         CHUNKED: each chunk is added in ascending order from 0, so that its first product rounds;
             the sums of the chunks are added to init.
         EXACT: init + the exact sum, with one rounding at the end.
-        ALIGNED: the terms of each chunk are cut to a common exponent and added at once, as in
-            tensor cores (`emu.sums.aligned`).
+        ALIGNED: the terms of each chunk are added at once as in matrix units: cut to a common
+            exponent in tensor cores (`emu.sums.aligned`), in other ways in AMD's matrix cores
+            (`emu.sums.matrix_cores`).
         NATIVE: the device's own order, in float32; it is fast and not reproducible.
 
     Example:
@@ -155,7 +165,8 @@ class Accumulator:
     * CHUNKED begins every chunk at +0 and the sum of the chunks at init. CASCADE, LEVELS and
       BLOCK begin all their sums at +0 and add init last.
     * EXACT gives +0 for every exact sum of zero, even if init and all products are -0.
-    * ALIGNED gives +0 for every result of zero, even if the sum was negative before the cut.
+    * ALIGNED gives +0 for every result of zero, even if the sum was negative before the cut; on
+      CDNA1 to CDNA3 a negative sum that rounds to zero gives -0.
     * NATIVE leaves the sign of a @ b to the device and adds init to it.
 
     A sum without products is init. EXACT rounds it, NATIVE adds it to +0, and all other orders
@@ -169,7 +180,8 @@ class Accumulator:
             OCTET_PAIRS, CASCADE), of threads (QUAD_WARPS, OCTET_WARPS, QUAD_STRIDES, OCTET_STRIDES,
             and BLOCK, where it must be a power of two of at most 512), or of terms that a thread
             adds (WARPS, where it must be a power of two).
-        alignment: an `Alignment`, which says how ALIGNED cuts its terms; None for the other orders.
+        alignment: an `Alignment` or a `MatrixCore`, which says how ALIGNED adds; None for the other
+            orders.
             `Accumulator.tensor_core` fills it in.
 
     Raises:
@@ -193,7 +205,7 @@ class Accumulator:
     order: Order = Order.ASCENDING
     step: Rounding = BINARY32
     chunk: int = 16
-    alignment: Alignment | None = None
+    alignment: Alignment | MatrixCore | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "order", member(Order, "order", self.order))
@@ -230,12 +242,14 @@ class Accumulator:
         """Return the accumulator that adds as the tensor core of an architecture does.
 
         Args:
-            arch: volta, turing, ampere, ada, hopper or blackwell.
+            arch: volta, turing, ampere, ada, hopper, blackwell or rtx_blackwell of NVIDIA; cdna1,
+                cdna2 or cdna3 of AMD.
             operand: the format of both factors, which must hold their numbers. It is fp16, bf16,
                 tf32, e4m3fn or e5m2, and on Blackwell also e3m2fn, e2m3fn or e2m1fn; older
-                architectures have fewer. Factors of two formats of 8 bits are "e4m3fn*e5m2". On
-                Blackwell FP8 and FP6 factors may also be in blocks of 32 with E8M0 scales
-                (`to_blocks`).
+                architectures have fewer, and CDNA3 has e4m3fnuz and e5m2fnuz. Factors of two
+                formats of 8 bits are "e4m3fn*e5m2". On Blackwell FP8 and FP6 factors may also be in
+                blocks of 32 with E8M0 scales (`to_blocks`), and "mxfp4" and "nvfp4" are FP4
+                factors in blocks with scales in E8M0 and E4M3.
             sum_format: the format of the sum: "fp32", or "fp16" for fp16 and FP8 factors.
 
         Returns:
@@ -258,11 +272,11 @@ class Accumulator:
 
     def __str__(self) -> str:
         if self.alignment is not None:
-            kept = self.alignment
-            return (
-                f"aligned[{self.chunk} {kept.factors}] to {kept.bits} bits (0: 2^{kept.zero}),"
-                f" {self.step}"
-            )
+            kept, terms = self.alignment, f"aligned[{self.chunk} {self.alignment.factors}]"
+            if isinstance(kept, MatrixCore):
+                return f"{terms} {kept}, {self.step}"
+            groups = f"in groups of {kept.group} " if isinstance(kept, GroupAlignment) else ""
+            return f"{terms} {groups}to {kept.bits} bits (0: 2^{kept.zero}), {self.step}"
         chunk = f"[{self.chunk}]" if self.order.has_chunk else ""
         return f"{self.order}{chunk}" + ("" if self.order is Order.NATIVE else f" {self.step}")
 
@@ -320,9 +334,7 @@ def accumulate(
     if acc.order is Order.ASCENDING and step is None and steps is None:
         return ops.ascending(a, b, init, acc.step, product_bits)
     if acc.alignment is not None:
-        first, second = (
-            (x, binade(ops, x, f.emin)) for x, f in zip((a, b), acc.alignment.operands, strict=True)
-        )
+        first, second = (factors_of(ops, acc.alignment, n, x) for n, x in enumerate((a, b)))
         return add_aligned(ops, acc, first, second, init, steps)
     at_once = step is None
     if acc.order is Order.CHUNKED and at_once and steps is None:
@@ -494,7 +506,7 @@ def _octets(
         return init
     octets, is_paired = -(-a.shape[0] // 8), acc.order is Order.OCTET_PAIRS
     lanes = math.gcd(acc.chunk, octets) if is_paired else min(acc.chunk, octets)
-    values = _padded(ops.xp, ops.multiply(a[:, :, None], b[:, None, :]), 8 * lanes)
+    values = padded(ops.xp, ops.multiply(a[:, :, None], b[:, None, :]), 8 * lanes)
     values = values.reshape(values.shape[0] // (8 * lanes), lanes, 8, *values.shape[1:])
     places = list(np.ndindex(values.shape[0], 8))
     if is_paired:
@@ -527,12 +539,6 @@ def _by_halves(xp: Any, add: Add, step: Step, values: Array) -> Array:
     return values[0]
 
 
-def _padded(xp: Any, values: Array, unit: int) -> Array:
-    """Return the values, padded with zeros to a multiple of `unit` along the first axis."""
-    missing = -values.shape[0] % unit
-    return xp.concatenate([values, xp.zeros((missing, *values.shape[1:]))]) if missing else values
-
-
 def _warps(
     ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array
 ) -> Array:
@@ -543,7 +549,7 @@ def _warps(
     if not a.shape[0]:
         return init
     xp = ops.xp
-    values = _padded(xp, ops.multiply(a[:, :, None], b[:, None, :]), 32 * acc.chunk)
+    values = padded(xp, ops.multiply(a[:, :, None], b[:, None, :]), 32 * acc.chunk)
     values = values.reshape(values.shape[0] // (32 * acc.chunk), 32, acc.chunk, *values.shape[1:])
     while values.shape[2] > 1:
         values = step(0, add(values[:, :, ::2], values[:, :, 1::2]))
@@ -568,8 +574,8 @@ def _reads(
     is_apart = acc.order in (Order.QUAD_STRIDES, Order.OCTET_STRIDES)
     whole = len(values) - len(values) % (own * acc.chunk) if is_apart else len(values)
     read, rest = (
-        _padded(xp, values[:whole], own * acc.chunk),
-        _padded(xp, values[whole:], acc.chunk),
+        padded(xp, values[:whole], own * acc.chunk),
+        padded(xp, values[whole:], acc.chunk),
     )
     read = read.reshape(len(read) // (own * acc.chunk), acc.chunk, own, *read.shape[1:])
     rest = rest.reshape(len(rest) // acc.chunk, acc.chunk, *rest.shape[1:])
@@ -578,7 +584,7 @@ def _reads(
     total = step(0, pages[0])
     for page in pages[1:]:
         total = step(0, add(total, page))
-    return step(1, add(init, _in_groups(xp, add, step, _padded(xp, total, 32), 32)))
+    return step(1, add(init, _in_groups(xp, add, step, padded(xp, total, 32), 32)))
 
 
 def _block(
@@ -598,7 +604,7 @@ def _block(
         groups = 1
     values = ops.multiply(a[:, :, None], b[:, None, :])
     rest = values[count - count % 4 :] if has_quads else values[:0]
-    values = _padded(xp, values[: count - rest.shape[0]], 4 * size * groups)
+    values = padded(xp, values[: count - rest.shape[0]], 4 * size * groups)
     four = (size * groups, 4) if has_quads else (4, size * groups)
     values = values.reshape(values.shape[0] // (4 * size * groups), *four, *values.shape[1:])
     values = values if has_quads else xp.moveaxis(values, 1, 2)

@@ -12,8 +12,14 @@ The exponent of a product may be e(a_k) + e(b_k) + 1, since it is not normalized
 Everything but the last step is exact in binary64 (integers below 2^(F + 8) times a power of two),
 so the order of the inner sum does not matter. A result beyond the largest finite number is
 infinite, whatever the direction of the step. A sum of zeros is +0. NaN has no sign or payload here.
+
+Blackwell's instructions for FP4 in blocks add the 16 products of a group exactly before the cut
+(`GroupAlignment`). There e is the exponent of the two scales alone, whatever the elements are, and
+a group whose products are all 0 has the exponent `zero`. The chunks of AMD's matrix cores are in
+`emu.sums.matrix_cores`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +28,7 @@ from roundscope.emu.formats.format import Format
 from roundscope.emu.formats.spacing import biased_exponent
 from roundscope.emu.stats.classify import judged
 
+LEAST = -1000  # below the exponents of all scales
 MAGNITUDE = 0x7FFF_FFFF_FFFF_FFFF
 
 
@@ -67,12 +74,54 @@ class MixedAlignment(Alignment):
         return self.operand, self.second
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupAlignment(Alignment):
+    """An `Alignment` of elements in blocks, of which a group is added exactly before it is cut.
+
+    Attributes:
+        scale: the format of the blocks' scales. A group's exponent is that of its two scales, of
+            which subnormal ones have their smallest normal exponent.
+        group: how many products are a group.
+    """
+
+    scale: Format
+    group: int
+
+    @property
+    def factors(self) -> str:
+        """The blocks of the factors in words: mxfp4 or nvfp4."""
+        return "nvfp4" if self.scale.name == "e4m3fn" else "mxfp4"
+
+
 Factors = tuple[Array, Array]  # numbers (K, lines), and the binade 2^e of each, which is 0 for 0
 
 
 def binade(ops: Ops, x: Array, emin: Any) -> Array:
     """Return 2^max(e, emin), where e is the exponent of x, and 0 where x is 0."""
     return ops.xp.where(x == 0.0, 0.0, ops.from_bits(biased_exponent(ops, x, emin) << 52))
+
+
+def factors_of(ops: Ops, kept: Any, side: int, x: Array, scales: Any = None) -> Factors:
+    """Return numbers (K, lines) of one factor and their binades, as a matrix unit aligns them.
+
+    The exponent of a product of element and scale is the sum of their exponents, before it is
+    normalized: a subnormal element has the smallest normal exponent, whatever its scale.
+
+    Args:
+        ops: the array library.
+        kept: the accumulator's alignment.
+        side: 0 for the first factor, 1 for the second.
+        x: the numbers, elements times scales.
+        scales: the scale of each number, a power of two except in a `GroupAlignment`; None for 1.
+    """
+    if isinstance(kept, GroupAlignment):
+        own = ops.xp.ones_like(x) if scales is None else scales
+        return x, ops.xp.where(x == 0.0, 0.0, binade(ops, own, kept.scale.emin))
+    emin = kept.operands[side].emin
+    if scales is None:
+        return x, binade(ops, x, emin)
+    elements = ops.divide(x, scales)
+    return x, ops.multiply(binade(ops, elements, emin), binade(ops, scales, LEAST))
 
 
 def aligned(
@@ -82,9 +131,13 @@ def aligned(
 
     If `totals` is a list, it receives two arrays: the running sums before and after each chunk.
     """
+    from roundscope.emu.sums.matrix_cores import CHUNKS, begun
+
+    add: Callable[..., Array] = CHUNKS.get(type(acc.alignment), _chunk_added)
+    init = begun(ops, acc, init)
 
     def body(total: Array, k: Any, x: tuple[Array, ...]) -> tuple[Array, Any]:
-        after = _chunk_added(ops, acc, total, *x)
+        after = add(ops, acc, total, *x)
         return after, None if totals is None else (total, after)
 
     total, running = ops.scan(body, init, tuple(in_chunks(ops, x, acc.chunk) for x in (*a, *b)))
@@ -95,9 +148,14 @@ def aligned(
 
 def in_chunks(ops: Ops, x: Array, chunk: int) -> Array:
     """Return (K, lines) as (chunks, chunk, lines), padded with zeros as a kernel pads its tiles."""
-    if missing := -x.shape[0] % chunk:
-        x = ops.xp.concatenate([x, ops.xp.zeros((missing, x.shape[1]))])
+    x = padded(ops.xp, x, chunk)
     return x.reshape(x.shape[0] // chunk, chunk, x.shape[1])
+
+
+def padded(xp: Any, x: Array, unit: int) -> Array:
+    """Return an array with zeros appended along its first axis, to a multiple of `unit`."""
+    missing = -x.shape[0] % unit
+    return xp.concatenate([x, xp.zeros((missing, *x.shape[1:]))]) if missing else x
 
 
 def _chunk_added(
@@ -110,6 +168,8 @@ def _chunk_added(
     xp, kept, f = ops.xp, acc.alignment, acc.step.format
     # exact, since the factors have few bits
     products, weights = (x[:, :, None] * y[:, None, :] for x, y in ((a, b), (w_a, w_b)))
+    if isinstance(kept, GroupAlignment):
+        products, weights = _in_groups(xp, kept.group, products, weights)
     top = xp.maximum(weights.max(axis=0), binade(ops, total, f.emin))
     some_zero = (weights == 0.0).any(axis=0) | (total == 0.0)
     top = xp.where(some_zero, xp.maximum(top, 2.0**kept.zero), top)
@@ -120,6 +180,14 @@ def _chunk_added(
     after = _finished(ops, before, ops.round(before, acc.step, None), f)
     plain = products.sum(axis=0) + total  # infinite or NaN where a term is
     return xp.where(xp.isfinite(plain), after, plain)
+
+
+def _in_groups(xp: Any, size: int, products: Array, weights: Array) -> tuple[Array, Array]:
+    """Return the exact sum of each group of products and its binade."""
+    products, weights = (
+        padded(xp, x, size).reshape(-1, size, *x.shape[1:]) for x in (products, weights)
+    )
+    return products.sum(axis=1), weights.max(axis=1)
 
 
 def _finished(ops: Ops, before: Array, after: Array, f: Format) -> Array:

@@ -22,7 +22,7 @@ import numpy as np
 from roundscope.emu.api import round_to, ulp_of
 from roundscope.emu.arrays import ArrayLike
 from roundscope.emu.blocks.layout import axis_of
-from roundscope.emu.errors import unknown
+from roundscope.emu.errors import known_arguments, unknown
 from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.numbers import as_float, check_real, is_whole
 from roundscope.emu.roundings.modes import Rounding, rounding, without_saturation
@@ -35,6 +35,7 @@ NAN = ("any", "bits")
 ZEROS = ("signed", "any")
 
 
+@known_arguments
 def assert_bit_equal(
     actual: ArrayLike,
     expected: ArrayLike,
@@ -94,6 +95,7 @@ def assert_bit_equal(
         raise AssertionError(_bits_message(a, b, wrong, what))
 
 
+@known_arguments
 def assert_max_ulp(
     actual: ArrayLike,
     expected: ArrayLike,
@@ -257,6 +259,7 @@ class Bias:
     units: int
 
 
+@known_arguments
 def assert_unbiased(
     actual: ArrayLike,
     exact: ArrayLike,

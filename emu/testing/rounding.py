@@ -14,6 +14,7 @@ import numpy as np
 
 from roundscope.emu.api import round_to
 from roundscope.emu.arrays import ArrayLike
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.roundings.modes import Overflow, Rounding, RoundingMode, rounding
 from roundscope.emu.shown import shown
@@ -131,6 +132,7 @@ def _cut(x: np.ndarray, bits: int, r: Rounding) -> np.ndarray:
     return _round(np.ldexp(np.trunc(np.ldexp(x, bits - exponent)), exponent - bits), r)
 
 
+@known_arguments
 def assert_rounds_as(
     cast: Callable[[Any], Any],
     format: str | Format | Rounding,

@@ -34,7 +34,7 @@ from roundscope.tools.cli.commands import (
 )
 from roundscope.tools.diagnose.options import DiagnoseOptions
 from roundscope.tools.errors import ExecutorError, StorageError, bad, one_line, printable
-from roundscope.tools.options import Json, to_file, to_folder
+from roundscope.tools.options import Json, to_file, to_folder, to_page
 
 
 @verb
@@ -188,7 +188,7 @@ def report(
     out: Annotated[
         Path | None,
         Option(
-            callback=to_file,
+            callback=to_page,
             help="File to write; by default SWEEP.html beside the results, or RUN/report.html.",
         ),
     ] = None,

@@ -19,6 +19,7 @@ from roundscope.experiments.catalogue import STUDIES, Entry, named
 from roundscope.experiments.framework.command import lacking, measured
 from roundscope.experiments.framework.study import Static, Study
 from roundscope.experiments.framework.verdicts import Verdict, Word, lines
+from roundscope.experiments.gallery import claims
 from roundscope.experiments.questions.dose import study as dose
 from roundscope.experiments.questions.kernels import study as kernels
 from roundscope.experiments.questions.tensor_cores import study as tensor_cores
@@ -169,6 +170,7 @@ LINKS = {  # of the other studies, if there are any
     catalogue.TWO_LEVEL.name: {"../findings/kernels.md#fp8-on-hopper-over-long-rows": FINDING},
     catalogue.ALARM.name: _links("a-warning-before-the-loss-moves"),
     catalogue.FP4_RULES.name: {"../findings/fp4-rules.md": FINDING},
+    catalogue.TRUNCATION.name: {"../findings/truncation.md": FINDING},
 }
 
 
@@ -188,7 +190,7 @@ COUNTED = {  # what is said of several verdicts
     Word.UNDECIDED: "are undecided",
     Word.NOT_TESTABLE: "are not testable",
 }
-BADGES = {Word.AGREES: "success", Word.CONTRADICTS: "danger", Word.DEPENDS: "warning"}
+DECIDED = (Word.AGREES, Word.CONTRADICTS, Word.DEPENDS)  # in bold
 SHOWN = 12  # verdicts beyond which the table is folded
 SITES = {  # the beginning of a paper's number -> its address; what follows is the number
     "arXiv ": "https://arxiv.org/abs/",
@@ -201,21 +203,7 @@ INDEX = """\
 Every study of `roundscope studies`: its question, its figures, and what they say of each claim.
 What the results mean together is in [the findings](../findings/index.md).
 
-<style>
-.gallery .sd-card-img-top {{
-  height: 9.5rem; object-fit: contain; background: #fff; padding: 6px; border-radius: 0;
-}}
-.gallery .sd-card-body {{ padding-top: .6rem; }}
-.gallery .sd-card-title {{ font-size: 1rem; line-height: 1.35; }}
-.gallery .sd-card-text {{ font-size: .85rem; }}
-</style>
-
-:::::{{grid}} 1 2 2 3
-:gutter: 3
-:class-container: gallery
-
-{cards}
-:::::
+{rows}
 
 These pages are written by `python -m roundscope.experiments.gallery`, which trains
 nothing: it draws what [the runs of record](../runs/README.md) hold.
@@ -226,13 +214,6 @@ nothing: it draws what [the runs of record](../runs/README.md) hold.
 {names}
 ```
 """
-CARD = """\
-::::{{grid-item-card}} {question}
-:link: {name}
-:link-type: doc
-{image}
-`roundscope {command}`
-::::"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +232,7 @@ def write(names: Sequence[str] = (), folder: Path = DOCS / "gallery") -> None:
     for entry in chosen:
         write_whole(folder / f"{entry.name}.md", text_of(entry, folder))
     write_whole(folder / "index.md", index(folder))
+    write_whole(folder.parent / "findings" / "claims.md", claims.text_of(claims.pages_of(folder)))
 
 
 def text_of(entry: Entry, folder: Path) -> str:
@@ -352,21 +334,19 @@ def paper(text: str) -> str:
 
 
 def index(folder: Path) -> str:
-    """Return the page of all studies: a card for each, with its first picture if it has one."""
-    cards = []
+    """Return the page of all studies: a row for each, with its first picture if it has one."""
+    rows = ["| figure | question |", "|---|---|"]
     for entry in STUDIES:
         stored, image = source_of(entry).image, f"images/{entry.name}-1.png"
         if stored:
             image = f"../images/{stored}"
         elif not (folder / image).is_file():
             image = ""
-        top = f":img-top: {image}\n:img-alt: {entry.question}\n" if image else ""
         question = escaped(entry.question)
-        cards.append(
-            CARD.format(question=question, name=entry.name, image=top, command=entry.command)
-        )
+        figure = f"[![{question}]({image})]({entry.name}.md)" if image else ""
+        rows.append(f"| {figure} | [{question}]({entry.name}.md)<br>`roundscope {entry.command}` |")
     names = "\n".join(f"{entry.name} <{entry.name}>" for entry in STUDIES)
-    return INDEX.format(cards="\n\n".join(cards), names=names)
+    return INDEX.format(rows="\n".join(rows), names=names)
 
 
 def _verdicts(verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -378,14 +358,14 @@ def _verdicts(verdicts: Sequence[Verdict]) -> Iterator[str]:
     yield f"## Verdicts\n\nOf {len(verdicts)} verdicts {kinds}.\n"
     is_long = len(verdicts) > SHOWN
     if is_long:
-        yield "::::{dropdown} Every verdict\n"
+        yield "<details><summary>Every verdict</summary>\n"
     yield "| | claim | case | measured | verdict |\n|---|---|---|---|---|"
     for where, claim, v in lines(verdicts):
         measured = escaped(v.measured) + (f" *{escaped(v.note)}*" if v.note else "")
-        word = f"{{bdg-{BADGES.get(v.word, 'secondary')}}}`{v.word}`"
+        word = f"**{v.word}**" if v.word in DECIDED else v.word
         yield f"| {escaped(where)} | {escaped(claim)} | {escaped(v.case)} | {measured} | {word} |"
     if is_long:
-        yield "::::"
+        yield "\n</details>"
 
 
 def escaped(text: str) -> str:

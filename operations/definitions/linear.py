@@ -17,10 +17,8 @@ from typing import Any, NamedTuple
 
 from roundscope.emu.backends.ops import Array
 from roundscope.emu.blocks.format import BLOCK_NAMED, block_format
-from roundscope.emu.formats.format import format_named
 from roundscope.emu.roundings.modes import BINARY32, rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
-from roundscope.emu.sums.aligned import Alignment
 from roundscope.emu.sums.odd import sum_to_round
 from roundscope.events.hook import Events
 from roundscope.events.operand import Operand
@@ -317,15 +315,6 @@ def hopper_e4m3() -> Plan:
 
 OPERANDS = (Site.X, Site.W, *AGAIN[Site.DX], *AGAIN[Site.DW])
 SUMS = (Site.Y, Site.DX, Site.DW)
-BLACKWELL_FP4 = Accumulator(
-    order=Order.ALIGNED,
-    chunk=64,
-    step=rounding("fp32", "toward-zero"),
-    alignment=Alignment(bits=35, zero=-139, operand=format_named("e2m1fn")),
-)
-"""The kinds mxf4 and mxf4nvf4 of tcgen05.mma by MMA-Sim (arXiv 2511.10909): 64 products at once,
-cut to 35 fractional bits. There 16 products are added before the cut; here each is cut.
-"""
 
 
 def mxfp8() -> Plan:
@@ -358,7 +347,7 @@ def mxfp4() -> Plan:
     plan = in_bf16(Plan, "mxfp4", *IN_TYPE)
     plan = plan.rounded(dict.fromkeys(OPERANDS, BLOCK_NAMED["mxfp4"]))
     for site in SUMS:
-        plan = plan.adding(site, BLACKWELL_FP4)
+        plan = plan.adding(site, Accumulator.tensor_core("blackwell", "mxfp4"))
     return replace(plan, name="mxfp4", requantized=True)
 
 
@@ -370,6 +359,8 @@ def nvfp4() -> Plan:
     Not compared with hardware; in every bit the sums of MMA-Sim 2.1.1, as those of `mxfp4`.
     """
     plan = mxfp4().rounded(dict.fromkeys(OPERANDS, BLOCK_NAMED["nvfp4"]))
+    for site in SUMS:
+        plan = plan.adding(site, Accumulator.tensor_core("blackwell", "nvfp4"))
     return replace(plan, name="nvfp4")
 
 

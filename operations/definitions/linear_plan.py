@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from roundscope.emu.sums.aligned import GroupAlignment
 from roundscope.events.choice import Moves, choice
 from roundscope.events.plan import BasePlan
 from roundscope.events.sites import Axes, SiteBase
@@ -177,14 +178,16 @@ class Plan(BasePlan):
 
     def core_reads(self, product: Any, factor: Any) -> bool:
         """Return whether the tensor core of a product may read a factor in blocks: those of its own
-        elements, along the sum, with powers of two as scales, or with FP4 scales of few bits.
+        elements, along the sum, with powers of two as scales, or with the scales of its own.
         """
         block = self.block(factor)
         kept = self.accumulator(product).alignment
         if block is None or kept is None:
             return False
-        few = block.element.format.name == "e2m1fn" and block.scale.precision <= 4
-        if not block.power_of_two and not few:
+        own = block.power_of_two
+        if isinstance(kept, GroupAlignment):
+            own = block.scale == kept.scale and block.size % kept.group == 0
+        if not own:
             return False
         operand = kept.operands[self.factors(product).index(factor)]
         return block.element.format == operand and (product is Site.Y or self.requantized)

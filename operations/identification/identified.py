@@ -9,7 +9,7 @@ import numpy as np
 
 from roundscope.emu.stats.comparison import Lost, lost
 
-FEW = 3  # ties that a sentence names
+FEW = 3  # ties that a sentence names, or all that are published plans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -83,7 +83,9 @@ class Identified:
                 return f"Explained if {said}: then these are the numbers of {self.plan}, {what}."
             answer = f"These are the numbers of {self.plan}: {what}."
             if self.ties:
-                rest = len(self.ties) - FEW
+                plain = [plan for plan in self.ties if "; " not in plan]
+                named = plain if len(plain) >= FEW else self.ties[:FEW]
+                rest = len(self.ties) - len(named)
                 more = f" and {rest} others" if rest > 0 else ""
                 give = "gives" if len(self.ties) == 1 else "give"
                 of = f"{self.compared_ties:,} of " if self.compared_ties < self.compared else ""

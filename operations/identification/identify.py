@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.shown import shown
 from roundscope.emu.stats.comparison import agree, lost
+from roundscope.operations.identification.device import kind_of
 from roundscope.operations.identification.given import Given, Score, calls_given, score_of, ulps_of
 from roundscope.operations.identification.identified import Identified
 from roundscope.operations.identification.plans_tried import (
@@ -40,6 +42,7 @@ PROBES = 3  # calls of a user's function
 Ranked = list[tuple[Score, Tried]]
 
 
+@known_arguments
 def identify(
     name: Operation | str,
     inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]],
@@ -49,6 +52,7 @@ def identify(
     call: Callable[[dict[str, Any]], Any] | None = None,
     depth: int = DEPTH,
     tell: Callable[[str], None] = lambda text: None,
+    device: str = "",
 ) -> Identified:
     """Say which plan of an operation gives every bit that a call returned, and which ones tie.
 
@@ -64,6 +68,8 @@ def identify(
         depth: The most changes of a published plan that are made one after the other where none
             gives every bit; with 0 only single ones are tried.
         tell: Told what is tried, in words.
+        device: Where the call ran, such as "cpu" or "cuda", if that is known: of plans that tie,
+            those of libraries on such a device come first.
 
     Returns:
         The plan with its ties, or the nearest plan. Only forwards are compared. A large call is
@@ -85,9 +91,9 @@ def identify(
     """
     own, told = operation_named(name), settings or {}
     pairs = calls_given(own, inputs, outputs, told)
-    found = _search(pairs, depth, tell)
+    found = _search(pairs, depth, tell, kind_of(device))
     if not found.is_found:
-        return _meaning(pairs, found, tell) if depth else found
+        return _meaning(pairs, found, tell, kind_of(device)) if depth else found
     if call is None:
         return found
     many_in = [inputs] if isinstance(inputs, Mapping) else list(inputs)
@@ -99,7 +105,7 @@ def identify(
         tell(f"{own.name}: probe {seed + 1} of {len(found.plans)} plans")
         many_in.append(given)
         many_out.append(_returned(own, call(dict(given))))
-        found = _search(calls_given(own, many_in, many_out, told), depth, tell)
+        found = _search(calls_given(own, many_in, many_out, told), depth, tell, kind_of(device))
         if not found.is_found:
             break
     return found
@@ -114,7 +120,9 @@ def _returned(own: Operation, out: Any) -> Mapping[str, Any]:
     return {own.outputs[0].name: np.asarray(out)}
 
 
-def _search(calls: Sequence[Given], depth: int, tell: Callable[[str], None]) -> Identified:
+def _search(
+    calls: Sequence[Given], depth: int, tell: Callable[[str], None], device: str
+) -> Identified:
     """Return the nearest plan and its ties."""
     first = calls[0]
     types = tuple(dict.fromkeys(t for call in calls for t in call.types))
@@ -144,7 +152,7 @@ def _search(calls: Sequence[Given], depth: int, tell: Callable[[str], None]) -> 
                 plan, lambda p: first.reached(p)[0], first.features, formats, first.outputs
             )
 
-    plans: list[Tried] = named_plans(first.own, types, dict(first.outputs))
+    plans: list[Tried] = named_plans(first.own, types, dict(first.outputs), device)
     expanded: set[tuple[object, ...]] = set()
     misses = 0
     while True:
@@ -262,6 +270,7 @@ def _meaning(
     calls: Sequence[Given],
     found: Identified,
     tell: Callable[[str], None],
+    device: str,
 ) -> Identified:
     """Return what explains the numbers if one setting is another one, or what was found."""
     own, told = calls[0].own, dict(calls[0].settings)
@@ -278,7 +287,7 @@ def _meaning(
             score = score_of([call.within(FIRST[0]) for call in changed], plan)
             if score is None or near is None or score.rank >= near.rank:
                 continue
-            other = _search(changed, DEPTH, tell)
+            other = _search(changed, DEPTH, tell, device)
             if other.is_found:
                 return replace(other, settings={name: value}, tried=other.tried + found.tried)
     return found

@@ -7,6 +7,7 @@ import numpy as np
 
 from roundscope.attention.grammar.roundings import spelled
 from roundscope.events.plan import BasePlan
+from roundscope.operations.identification.device import is_elsewhere
 from roundscope.operations.operation import Operation
 from roundscope.operations.run import TYPES, plan_of
 
@@ -55,15 +56,18 @@ def type_of(x: Any) -> str:
     return next((name for name, kind in TYPES.items() if dtype == np.dtype(kind)), "")
 
 
-def named_plans(own: Operation, types: Sequence[str], outputs: dict[str, str]) -> list[Tried]:
+def named_plans(
+    own: Operation, types: Sequence[str], outputs: dict[str, str], device: str = ""
+) -> list[Tried]:
     """Return the plans of an operation that have a name, with results in the types of a call.
 
     types: the types of the call's inputs and outputs
     outputs: the type of each output by the name of its site
+    device: "cpu" or "gpu", whose plans come first
     """
     names = [
         f"{name}{suffix}"
-        for name in own.published
+        for name in sorted(own.published, key=lambda name: is_elsewhere(name, device))
         if name not in ("exact", "fp32")
         for suffix in dict.fromkeys(SUFFIXES[t] for t in types if t in SUFFIXES)
     ]

@@ -163,6 +163,7 @@ def explained(
     calls: Sequence[Call],
     tell: Callable[[str], None] = lambda text: None,
     depth: int = DEPTH,
+    device: str = "",
 ) -> Identified:
     """Return what is said of calls of one operation that have one arithmetic."""
     first = calls[0]
@@ -173,6 +174,7 @@ def explained(
         settings=first.settings,
         depth=depth,
         tell=tell,
+        device=device,
     )
 
 
@@ -209,7 +211,7 @@ def named(tape: Tape, tell: Callable[[str], None] = lambda text: None) -> list[N
         kinds.setdefault(key, []).append((entry, calls))
     found: dict[tuple[str, str, str], Named] = {}
     for kind in kinds.values():
-        for entries, said in _explained(kind, tell):
+        for entries, said in _explained(kind, tell, tape.about.get("device", "")):
             one = entries[0]
             key = (one.operation, one.function, said.name or said.sentence)
             before = found[key].modules if key in found else ()
@@ -232,7 +234,10 @@ def _why(tape: Tape, entry: Entry) -> str:
 
 
 def _explained(
-    kind: Sequence[tuple[Entry, list[Call]]], tell: Callable[[str], None], again: bool = True
+    kind: Sequence[tuple[Entry, list[Call]]],
+    tell: Callable[[str], None],
+    device: str = "",
+    again: bool = True,
 ) -> list[tuple[list[Entry], Identified]]:
     """Return what is said of operations of one kind.
 
@@ -241,7 +246,7 @@ def _explained(
     would be one of many that tie by chance.
     """
     step = -(-len(kind) // TOGETHER)
-    said = explained([call for _, calls in kind[::step] for call in calls], tell)
+    said = explained([call for _, calls in kind[::step] for call in calls], tell, device=device)
     alike = (
         [pair for pair in kind if explained_by(pair[1], said.plan)] if said.settings == {} else []
     )
@@ -253,4 +258,4 @@ def _explained(
     share = explained_by([call for _, calls in rest for call in calls], said.plan)
     if share >= NEAR:
         return [([e for e, _ in kind], said)]
-    return [*_explained(alike, tell, False), *_explained(rest, tell, False)]
+    return [*_explained(alike, tell, device, False), *_explained(rest, tell, device, False)]

@@ -44,14 +44,15 @@ REFUSED = {  # the kernels of these plans have no such feature, or cannot take t
     "softcap": {"triton-tutorial", "gpt-oss", "pallas-mha", "sage-int8"},
     "sinks": {
         *("fa2-split", "cudnn-split", "flex", "triton-tutorial", "pallas-mha"),
-        *("qiu-yao-eager", "qiu-yao-compiled", "jax-xla", "sage-int8"),
+        *("qiu-yao-eager", "qiu-yao-compiled", "jax-xla", "sage-int8", "flashinfer-split"),
     },
     "negative": {"sdpa-math"},
     "bias": {
         *("fa2", "fa2-split", "fa3", "fa3-e4m3", "fa4-hopper", "fa4-bf16", "fa4-fp8"),
         *("fa4-fp8-offset4", "fa4-fp8-threshold0", "cudnn", "cudnn-split", "cudnn-fp8"),
         *("cudnn-fp8-s256", "qiu-yao-eager", "qiu-yao-compiled", "pallas-mha", "sage-int8"),
-        *("tokamax-mosaic", "tokamax-mosaic-stale", "triton-tutorial"),
+        *("tokamax-mosaic", "tokamax-mosaic-stale", "triton-tutorial", "aiter-ck", "aiter-asm"),
+        *("mlx-sdpa", "flash-mla", "flashinfer-split"),
     },
 }
 REFUSED["all"] = set().union(*(names for n, names in REFUSED.items() if n != "bias"))

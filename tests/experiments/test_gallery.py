@@ -6,6 +6,7 @@ import pytest
 
 from roundscope.experiments.catalogue import IDENTITY, STUDIES
 from roundscope.experiments.framework.verdicts import Verdict, Word
+from roundscope.experiments.gallery import claims
 from roundscope.experiments.gallery.pages import (
     DOCS,
     LINKS,
@@ -46,6 +47,37 @@ def test_a_page_says_what_its_record_says(tmp_path):
     assert (tmp_path / images_of(written)[0]).stat().st_size > 1000
 
 
+def test_the_page_of_claims_has_the_verdicts_of_the_gallery():
+    """A page of the gallery changed: run `python -m roundscope.experiments.gallery`."""
+    written = (DOCS / "findings" / "claims.md").read_text(encoding="utf-8")
+    assert claims.text_of(claims.pages_of(GALLERY)) == written
+
+
+def test_claims_have_a_row_each_with_the_verdict_over_their_cases():
+    def verdict(claim, case, word, figure="1"):
+        measured = f"{case} [1, 3]"
+        return Verdict(
+            figure=figure, claim=claim, case=case, sizes="", word=word, measured=measured
+        )
+
+    verdicts = [
+        verdict("|z| falls", "a", Word.AGREES),
+        verdict("|z| falls", "b", Word.UNDECIDED),
+        verdict("it ends", "a", Word.AGREES),
+        verdict("ours: it never began", "a", Word.AGREES),
+        verdict("a sham does nothing", "a", Word.AGREES, "control"),
+        verdict("|z| falls", "c", Word.CONTRADICTS),
+        verdict("it is free", "-", Word.NOT_TESTABLE),
+    ]
+    found = claims.claims_of(page(IDENTITY, drawn="Drawn.", links={}, verdicts=verdicts))
+    assert [(c.where, c.text, c.counted) for c in found] == [
+        ("1", r"\|z\| falls", "depends: agrees 1, undecided 1, contradicts 1"),
+        ("1", "it ends", "agrees"),
+        ("1", "it is free", "not testable"),
+    ]
+    assert found[0].measured == r"a: a \[1, 3\]; c: c \[1, 3\]"
+
+
 @pytest.mark.parametrize("count", [1, 13])
 def test_a_long_table_of_verdicts_is_folded(count):
     """A hundred verdicts hide the figures below them."""
@@ -61,7 +93,7 @@ def test_a_long_table_of_verdicts_is_folded(count):
         caveats="",
         links={"../a.md": "A"},
     )
-    assert ("{dropdown}" in text) == (count == 13)
+    assert ("<details>" in text) == ("\n</details>" in text) == (count == 13)
     assert f"Of {count} verdicts {count} agree." in text
     assert r"\|z\| \< 4" in text
 

@@ -166,3 +166,15 @@ def test_a_function_that_returns_no_array_is_refused():
     out = run("silu", "torch-cpu", given).outputs
     with pytest.raises(TypeError, match="call: it returned 'x'"):
         identify("silu", given, out, call=lambda inputs: "x")
+
+
+@pytest.mark.parametrize(
+    ("device", "first"), [("cpu", "torch-cpu"), ("NVIDIA H100", "torch-cuda"), ("", "torch-cpu")]
+)
+def test_of_ties_the_plan_of_the_device_comes_first(device, first):
+    """A kernel of a GPU in the name of what a CPU computed."""
+    x = np.zeros((4, 8), np.float32)
+    found = identify("softmax", {"x": x}, {"out": np.full_like(x, 0.125)}, device=device)
+    assert found.plan.startswith(first) and any(t.startswith("torch-c") for t in found.ties)
+    plain = [tie for tie in found.ties if "; " not in tie]
+    assert all(tie in found.sentence for tie in plain)

@@ -1,16 +1,21 @@
 """softmax: torch's bits on a CPU, and a judge."""
 
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from roundscope.emu.sums.accumulator import Order
+from roundscope.experiments.questions.kernels.passport import record
+from roundscope.experiments.questions.kernels.passport.writer import calls
 from roundscope.operations import run
 from roundscope.operations.definitions.softmax import Form, torch_cuda
 from tests.operations.by_torch import every_type, share, shares_of_gradients, torch_of
 from tests.operations.exactly import numbers, to, total
 from tests.operations.test_losses import precise
+
+PASSPORT = Path(__file__).parents[2] / "docs" / "runs" / "passport.json"
 
 
 @every_type
@@ -49,3 +54,22 @@ def test_rows_of_the_cuda_plan():
     """The kernel for other numbers of a row."""
     orders = [torch_cuda(n, b).accumulator("S") for n, b in ((2048, 16), (4096, 32), (32000, 32))]
     assert [a.order for a in orders] == [Order.STRIDED, Order.OCTET_STRIDES, Order.QUAD_STRIDES]
+
+
+def test_a_sum_of_exponentials_that_are_not_rounded():
+    """A sum of the exponentials that EXP has rounded, in fractions; and of the real library."""
+    x = numbers(np.random.default_rng(8), (5, 6), "bf16")
+    found = run("softmax", "jax-cpu", {"x": x}).outputs["out"]
+    for row, given in zip(found, x, strict=True):
+        y = [Fraction(v) for v in given]
+        e = [to(precise("exp", to(v - max(y), "bf16")), "fp32") for v in y]
+        for v, got in zip(e, row, strict=True):
+            want = to(to(to(v, "bf16") / to(total(e), "bf16"), "fp32"), "bf16")
+            assert Fraction(float(got)) == want
+    whole = record.read(PASSPORT)
+    [jax] = [
+        r for r in whole.releases
+        if (r.kernel, r.type, r.version) == ("jax-softmax", "bf16", "0.10.2")
+    ]  # fmt: skip
+    found = run("softmax", "jax-cpu", calls.inputs("softmax")).outputs["out"]
+    assert calls.digest(found) == whole.bits[jax.bits].results["out"].digest

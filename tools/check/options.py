@@ -55,8 +55,8 @@ class CheckedCalls(CallOptions):
         str | None,
         typer.Option(
             metavar="KEYS|none",
-            help="Of a file only: number of nearest keys that a query sees; by default the file's,"
-            " else all.",
+            help="Number of nearest keys that a query sees; by default the file's, else all. A"
+            " function is told of it by the keyword window.",
         ),
     ] = None
 

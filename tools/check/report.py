@@ -250,8 +250,13 @@ def next_step(found: Findings) -> tuple[str, str]:
     tests = [test for test in QUESTIONS if any(case.test == test for case in found.failed)]
     again = command_of(asked)
     if not tests:
-        is_file = Path(asked.source).is_file()  # which an assertion cannot call
-        how = "" if is_file else f" by {_assertion(asked)} in a test, or"
+        is_told = [w for w in call_of(asked) if w not in ("--causal", "--full")]
+        # an assertion cannot call a file, nor be told of a window
+        how = (
+            ""
+            if is_told or Path(asked.source).is_file()
+            else f" by {_assertion(asked)} in a test, or"
+        )
         return f"Next: keep it so,{how} in CI by", f"{again} --junit check.xml"
     if any(case.is_lost for case in found.failed):
         return (

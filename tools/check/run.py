@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,17 +18,19 @@ from roundscope.attention.testing.errors import UNITS
 from roundscope.attention.testing.exact import visible
 from roundscope.attention.testing.families import FAMILIES, draw, rounded
 from roundscope.attention.testing.foreign.user import (
+    GIVEN,
     Kernel,
     Unavailable,
     in_time,
     kernel_of,
+    takes,
     unavailable,
 )
 from roundscope.attention.testing.invariance import check_invariance
 from roundscope.attention.testing.reference import Reference
 from roundscope.emu.testing.foreign import ForeignError, check_timeout, is_refusal, raised
 from roundscope.tools.check.findings import BITS, MARGINS, Findings, of_comparison, of_search
-from roundscope.tools.check.options import CheckOptions, call_of, checked
+from roundscope.tools.check.options import CheckOptions, checked
 from roundscope.tools.check.report import report, request
 from roundscope.tools.errors import bad, why
 from roundscope.tools.identify.adapters import ADAPTERS, OF_FILES, kernel, plain_name
@@ -42,7 +45,6 @@ from roundscope.tools.report.deliver import deliver, failed
 from roundscope.tools.report.progress import telling
 from roundscope.tools.results.folder import as_word, checked_folder, free_folder
 from roundscope.tools.tensors.layers import BARE, read_layers, sample_path
-from roundscope.tools.tensors.overrides import AS_THE_FILE
 
 Tell = Callable[[str], None]
 RECORD = "check.json"
@@ -84,13 +86,6 @@ def check(asked: CheckOptions, tell: Tell) -> Findings:
     if path.is_file():
         found = _of_file(path, asked, tell)
     elif is_kernel(asked.source):
-        if replace(asked.overrides, is_causal=None) != AS_THE_FILE:
-            said = [word for word in call_of(asked) if word not in ("--causal", "--full")]
-            repair = (
-                f"is called with its own inputs, and {' '.join(said)} is for a file; save its q, k,"
-                " v and out in one (docs/howto/save-tensors.md), and check that with this option"
-            )
-            raise bad("KERNEL", asked.source, repair)
         found = _of_kernel(asked, tell)
     else:
         raise unknown_source(asked.source)
@@ -118,6 +113,30 @@ def kernel_asked(asked: CheckOptions) -> Kernel:
         raise bad("KERNEL", asked.source, unavailable(error) or why(error)) from None
 
 
+def said_of(asked: CheckOptions) -> dict[str, Any]:
+    """Return what the command says of every call of a kernel: scale, window, softcap, alignment."""
+    o = asked.overrides
+    said = {"scale": o.scale, "window": o.window, "softcap": o.softcap, "alignment": o.alignment}
+    return {name: value for name, value in said.items() if value}
+
+
+def check_takes(function: Kernel, asked: CheckOptions) -> None:
+    """Raise UsageError for an option of a call that the kernel cannot be told of."""
+    own = said_of(asked)
+    for f in fields(asked.call):
+        value = getattr(asked.call, f.name)
+        if f.name == "causal" or value is None or (f.name in own and takes(function, f.name)):
+            continue
+        if f.name not in own and f.name in (*GIVEN, "scale"):
+            continue  # none, as without the option
+        keyword = f"add the keyword {f.name} to the function, or " if f.name in GIVEN else ""
+        repair = (
+            f"takes no {f.name}, so that --{f.name} {value} is for a file; {keyword}save its q, k,"
+            " v and out in one (docs/howto/save-tensors.md), and check that with this option"
+        )
+        raise bad("KERNEL", asked.source, repair)
+
+
 def kinds(is_causal: bool | None) -> list[str]:
     """Return the kinds of inputs in words: every family, in causal and in full calls."""
     modes = {None: ("causal", "full"), True: ("causal",), False: ("full",)}[is_causal]
@@ -128,7 +147,7 @@ def drawn(asked: CheckOptions, kind: str, look: int) -> Inputs:
     """Return the inputs of a kind."""
     family, mode = kind.split(", ")[:2]
     sizes = {"tokens": asked.tokens, "heads": asked.heads} | OTHER.get(kind, {})
-    return draw(
+    x = draw(
         family,
         seed=asked.seed + look,
         batch=asked.batch,
@@ -137,6 +156,7 @@ def drawn(asked: CheckOptions, kind: str, look: int) -> Inputs:
         dtype=asked.dtype,
         **sizes,
     )
+    return replace(x, **said_of(asked))
 
 
 def taken_kinds(function: Kernel, asked: CheckOptions) -> tuple[list[str], list[str]]:
@@ -174,6 +194,7 @@ def comparison(
 
 def _of_kernel(asked: CheckOptions, tell: Tell) -> Findings:
     function, plan = kernel_asked(asked), asked.reference()
+    check_takes(function, asked)
     tell("first call")
     runs = _running(function, asked)
     found = Findings(name=plain_name(asked.source), about=_about(asked), asked=asked)
@@ -237,6 +258,7 @@ def _about(asked: CheckOptions) -> str:
     return (
         f"calls of {asked.batch} x {asked.heads} heads, {asked.tokens} tokens, {asked.features}"
         f" features, {mode}, {asked.dtype}"
+        + "".join(f", {name} {value}" for name, value in said_of(asked).items())
     )
 
 
@@ -255,7 +277,8 @@ def _real(asked: CheckOptions, is_causal: bool) -> Inputs:
         rounded(a[:1, :SOUGHT], asked.dtype) for a in (layer.q, layer.k, layer.v, layer.do)
     )
     scale = layer.scale if layer.scale is not None else q.shape[-1] ** -0.5
-    return Inputs(q=q, k=k, v=v, do=do, scale=scale, is_causal=is_causal)
+    x = Inputs(q=q, k=k, v=v, do=do, scale=scale, is_causal=is_causal)
+    return replace(x, **said_of(asked))
 
 
 def _explained(function: Kernel, asked: CheckOptions, tell: Tell, found: Findings) -> Case:
@@ -314,6 +337,7 @@ def edge_cases(
             is_causal=is_causal,
             margins=MARGINS,
             dtype=asked.dtype,
+            said=said_of(asked),
         ):
             yield replace(case, name=f"{case.name}, full") if is_further else case
 

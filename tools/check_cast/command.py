@@ -5,6 +5,7 @@ would explain them.
 """
 
 import math
+import re
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -15,8 +16,9 @@ import numpy as np
 
 from roundscope.attention.grammar.roundings import event_of
 from roundscope.attention.testing.foreign.user import LIBRARIES, function_named, library_of
-from roundscope.emu.blocks.format import BlockFormat
-from roundscope.emu.formats.format import Format, format_named
+from roundscope.emu.blocks.format import INTEGERS, BlockFormat
+from roundscope.emu.errors import MEANT, unknown
+from roundscope.emu.formats.format import NAMED, Format, format_named
 from roundscope.emu.roundings.modes import Rounding, RoundingMode
 from roundscope.emu.testing.casts import examine_cast
 from roundscope.emu.testing.casts.hadamard import hadamard as transform
@@ -28,7 +30,7 @@ from roundscope.emu.testing.casts.records import (
     Row,
     Status,
 )
-from roundscope.emu.testing.casts.shared_scales import parted
+from roundscope.emu.testing.casts.shared_scales import Scope, parted
 from roundscope.emu.testing.differences import bits_of
 from roundscope.emu.testing.foreign import ForeignError, check_timeout, limited
 from roundscope.tools.check_cast.options import CheckCastOptions
@@ -109,8 +111,27 @@ def asked_of(words: str) -> str | Rounding | BlockFormat:
     Raises ValueError, with the known words, for an unknown one.
     """
     plain, scope = parted(words)
-    asked = event_of(plain)
+    try:
+        asked = event_of(plain)
+    except ValueError:
+        if (meant := _meant(words)) is None:
+            raise
+        raise ValueError(meant) from None
     return asked if scope is None else words
+
+
+def _meant(words: str) -> str | None:
+    """Return the error of a format with a misspelled element or scope, such as int9[token]."""
+    found = re.fullmatch(r"([^\[\]]+)\[([a-z]\w*)\](.*)", words.lower())
+    if found is None:
+        return None
+    name, scope, rest = found.groups()
+    if name in MEANT or (name in (*INTEGERS, *NAMED) and scope in (*Scope,)):
+        return None  # whose own error says what is meant, or of a word behind
+    known = [f"{e}[{s}]{rest}" for s in Scope for e in (*INTEGERS, *NAMED) if e != "e8m0fnu"]
+    same = [k for k in known if k.startswith(f"{name}[") or k.endswith(f"[{scope}]{rest}")]
+    elsewhere = "write ELEMENT[tensor], [token] or [channel], or ELEMENT[SIZE], as int8[128]"
+    return unknown("format", words, same or known, elsewhere=elsewhere)
 
 
 def signs_of(text: str) -> np.ndarray:
@@ -239,8 +260,8 @@ def _opening(asked: CheckCastOptions, found: CastReport) -> Opening:
         given = hexed(examples[0].given)
         explained = f"roundscope explain {given} --to {r.format.name}{mode}"
     why = "Next, one of the results that differ, in bits as it should be"
-    if again := _narrow(asked, found):
-        explained, why = again, NARROW_TOO
+    if again := _again(asked, found):
+        explained, why = again[1], again[0]
     instead = f": it behaves as {found.instead}" if found.instead else ""
     return Opening(
         f"{asked.function} does not round as {asked.format} does{instead}.",
@@ -251,11 +272,16 @@ def _opening(asked: CheckCastOptions, found: CastReport) -> Opening:
     )
 
 
-def _narrow(asked: CheckCastOptions, found: CastReport) -> str:
-    """Return the command that asks for quotients in float32, where all that differs is these."""
-    if found.instead != f"{found.name}, {NARROW}":
-        return ""
-    return _command(replace(asked, divided="float32"))
+def _again(asked: CheckCastOptions, found: CastReport) -> tuple[str, str] | None:
+    """Return what to ask instead in words, and the command: what explains most or all results."""
+    if found.instead == f"{found.name}, {NARROW}":
+        return NARROW_TOO, _command(replace(asked, divided="float32"))
+    if (other := found.otherwise) is None:
+        return None
+    changed: dict[str, Any] = {other.option: other.value}
+    if other.option == "tensor_scale":
+        changed = {"tensor_scale": float(other.value)}
+    return f"Next, since {other}, ask for that", _command(replace(asked, **changed))
 
 
 def _command(asked: CheckCastOptions) -> str:
@@ -301,8 +327,8 @@ def _brief(asked: CheckCastOptions, found: CastReport) -> list[Part]:
         if not found.has_nearest:
             title += "; none explains half, so that none is a cause"
         parts.append(_agreement(title, found.behaviors[:FEW]))
-    if again := _narrow(asked, found):
-        parts += [Text(f"{NARROW_TOO}:"), Code(f"  {again}")]
+    if again := _again(asked, found):
+        parts += [Text(f"{again[0]}:"), Code(f"  {again[1]}")]
     return parts
 
 

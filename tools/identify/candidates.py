@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import ml_dtypes
@@ -12,7 +13,7 @@ from roundscope.attention.inputs.scales import OPERANDS, stored_operands
 from roundscope.attention.places import absent
 from roundscope.attention.plans.choices import Descales, KeyOrder, Log2E
 from roundscope.attention.plans.hopper import EIGHTS, HOPPER
-from roundscope.attention.plans.record import CHOICES
+from roundscope.attention.plans.record import CHOICES, STORED
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import FACTORS
 from roundscope.attention.testing.calls import Inputs
@@ -38,6 +39,8 @@ PRESETS = (
     "fa2-bf16",
     "qiu-yao",
     "baseline-bf16",
+    "aiter-ck",
+    "aiter-asm",
 )
 KEY_TILES = (*range(16, 257, 16), 512)  # keys of a tile
 USUAL_TILES = (32, 64, 128, 256, 512)  # those that are tried in every order of the keys
@@ -74,6 +77,8 @@ MODES = (
     RoundingMode.TIES_TO_AWAY,
     RoundingMode.TO_ODD,
 )
+ARITHMETIC = attrgetter(*(name for name in STORED if name != "name"))
+"""What decides the results of a plan: all fields but its name."""
 AGAIN = {
     Site.S: Site.S_B,
     Site.SCALED: Site.SCALED_B,
@@ -111,9 +116,9 @@ class Candidate:
     scale_ulps: int = 0
 
     @property
-    def key(self) -> tuple[Plan, int, int, int]:
+    def key(self) -> tuple[Any, ...]:
         """What decides the results: everything but names."""
-        return (replace(self.plan, name=""), self.block_q, self.block_k, self.scale_ulps)
+        return (ARITHMETIC(self.plan), self.block_q, self.block_k, self.scale_ulps)
 
 
 def structures(width: int, keys: int, is_cut: bool) -> Iterator[Candidate]:
@@ -274,15 +279,16 @@ def cast_of(out: np.ndarray, exact: np.ndarray) -> Rounding:
 def leaving(best: Candidate, results: Mapping[str, np.ndarray]) -> Candidate:
     """Return the candidate with its results rounded to the formats of these arrays, given by name.
 
-    In a plan that is not fused, P V is rounded to the format of the output if its own lacks numbers
-    of that.
+    A result that the plan rounds to that format already keeps the plan's mode. In a plan that is
+    not fused, P V is rounded to the format of the output if its own lacks numbers of that.
     """
     events = {
-        site: held(x)
-        for name, x in results.items()
+        site: own
+        for name, own in ((name, held(x)) for name, x in results.items())
         for site in RESULTS[name]
         # gradients of heads that a plan keeps wider than those of the group stay so
-        if not best.plan.rounded_heads or best.plan[site] == best.plan[RESULTS[name][-1]]
+        if (not best.plan.rounded_heads or best.plan[site] == best.plan[RESULTS[name][-1]])
+        and best.plan[site].format != own.format
     }
     if (
         Site.OUT in events
@@ -391,24 +397,53 @@ def forward_changes(best: Candidate) -> Iterator[Candidate]:
     yield from _sums(best)
     yield from fields
     yield from _formats(best, FORWARD)
+    yield from _casts(best)
     yield from _modes(best, FORWARD)
     yield from _e4m3(best)
+    yield from narrow_sums(best, best.block_k)
     yield from _scales(best)
     yield from _unlocked(best, fields, FORWARD)
 
 
-def large_changes(best: Candidate) -> Iterator[Iterator[Candidate]]:
+def large_changes(best: Candidate, keys: int) -> Iterator[Iterator[Candidate]]:
     """Yield the changes that move most numbers of an output of few bits, likely ones first.
 
     They are those of narrow casts, and the choices of which numbers are cast. All others move the
     last bits of FP32, so that a plan without one of them still has most numbers of such an output.
     """
+    yield _casts(best)
     yield _modes(best, FORWARD)
     yield _e4m3(best)
+    yield narrow_sums(best, keys)
     yield _formats(best, FORWARD, NARROW)
     yield (c for name in MOVES_FORWARD if name not in SMALL for c in _fields(best, name))
     fields = (c for name in MOVES_FORWARD for c in _fields(best, name))
     yield _unlocked(best, list(fields), FORWARD, NARROW)
+
+
+def narrow_sums(best: Candidate, keys: int) -> Iterator[Candidate]:
+    """Yield the candidate with EXP and its row sum in the format of the output.
+
+    A kernel by hand that stays in the type of its operands does both, and neither helps alone: the
+    sum is rounded once, or after each key. Such a kernel has whole rows, or an L that is narrow
+    too; without tiles X may be narrow as well, as in `exp(s - m)` of tensors.
+    """
+    r = best.plan[Site.OUT]
+    is_whole = best.plan.normalise_first
+    if r.format not in (BF16.format, FP16.format) or absent(best.plan, Site.EXP) is not None:
+        return
+    running = replace(ROW_SUMS["ascending"], step=r)
+    more = ((Site.X,), ()) if is_whole else ((), (Site.L,))
+    for narrow in more:
+        for change, accumulator in (("ROWSUM", None), ("ROWSUM.sum: ascending", running)):
+            size = best.block_k if Site.L in narrow else keys
+            events = (Site.EXP, *narrow, *((Site.ROWSUM,) if accumulator is None else ()))
+            plan = best.plan.rounded(dict.fromkeys(events, r))
+            if accumulator is not None:
+                plan = plan.adding(Site.ROWSUM, accumulator)
+            own = replace(best, block_k=size, block_q=rows_of(plan, size, best.block_q))
+            words = " ".join((*(str(s) for s in (Site.EXP, *narrow)), change))
+            yield _changed(own, f"{words} in {r}", _readable(plan))
 
 
 def _sums(best: Candidate) -> Iterator[Candidate]:
@@ -418,6 +453,12 @@ def _sums(best: Candidate) -> Iterator[Candidate]:
             yield _changed(best, f"{site}.sum: {name}", plan.adding(site, accumulator))
     for name, accumulator in ROW_SUMS.items():
         yield _changed(best, f"ROWSUM.sum: {name}", plan.adding(Site.ROWSUM, accumulator))
+
+
+def _casts(best: Candidate) -> Iterator[Candidate]:
+    """Yield the candidate with one mode at every cast, as a build has one for all of them."""
+    for mode in (RoundingMode.TIES_TO_EVEN, *MODES):
+        yield _changed(best, f"casts={mode}", best.plan.changed(f"casts={mode}"))
 
 
 def _e4m3(best: Candidate) -> Iterator[Candidate]:
@@ -448,6 +489,7 @@ def backward_changes(best: Candidate) -> Iterator[Candidate]:
     unlocked = list(_unlocked(best, fields, sites))
     yield from fields
     yield from _formats(best, sites)
+    yield from _casts(best)
     yield from _modes(best, sites)
     yield from unlocked
 

@@ -64,7 +64,9 @@ def run(options: IdentifyOptions) -> None:
         if call.kernel is not None and options.probe:
             has_gradients = call.returned.dq is not None
             probes = probed(call.kernel, call.given, tell, gradients=has_gradients)
-        found = identify(call.given, call.returned, tell, options.budget, call.head, probes)
+        found = identify(
+            call.given, call.returned, tell, options.budget, call.head, probes, call.machine
+        )
     digest = _digest(options.source, call)
     word = as_word(f"{call.name}-causal" if call.x.is_causal else call.name)
     folder = options.out or free_folder(f"identify-{word}", digest, RECORD)

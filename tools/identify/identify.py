@@ -4,12 +4,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cache
 
 import numpy as np
 
 from roundscope.attention import Plan
 from roundscope.attention.engines.fused import from_scores
-from roundscope.attention.grammar.differences import differences
+from roundscope.attention.grammar.differences import count_of_differences, differences
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.emu import round_to
@@ -17,7 +18,14 @@ from roundscope.emu.roundings.modes import BF16, FP16
 from roundscope.emu.stats.comparison import relative_rms, share_words
 from roundscope.events.plan import half
 from roundscope.tools.identify import low_bits, search, trial
-from roundscope.tools.identify.candidates import PRESETS, Candidate, cast_of, emulated, options_of
+from roundscope.tools.identify.candidates import (
+    ARITHMETIC,
+    PRESETS,
+    Candidate,
+    cast_of,
+    emulated,
+    options_of,
+)
 from roundscope.tools.identify.compare import (
     GRADIENTS,
     Part,
@@ -27,9 +35,10 @@ from roundscope.tools.identify.compare import (
     part_of,
 )
 from roundscope.tools.identify.low_bits import Sized
+from roundscope.tools.identify.machine import Machine
 from roundscope.tools.identify.meanings import exact_rows
 from roundscope.tools.identify.probes.kernel import Probed, sums_of, tilings
-from roundscope.tools.identify.reading import of_key_head
+from roundscope.tools.identify.reading import UNSAID, of_key_head
 from roundscope.tools.identify.search import Found, Told
 from roundscope.tools.identify.trial import Meant
 from roundscope.tools.report.wording import listed
@@ -38,6 +47,7 @@ NEAR = 0.99  # the share of equal numbers from which only some event of the plan
 FAR = 3.0  # the ratio of errors beyond which rounding is no explanation
 # scores of a call from which a search compiles programs: they are of one plan, tried once
 COMPILED = 2**22
+MOST_TIES = 24  # plans that give every bit of a head and are compared in all heads
 
 
 class Kind(StrEnum):
@@ -165,6 +175,7 @@ def identify(
     budget: int = search.MOST,
     head: int = 0,
     probes: Sequence[Probed] = (),
+    machine: Machine = UNSAID,
 ) -> Identified:
     """Find the plan that gives the outputs of a call: on one key head, then compared in all heads.
 
@@ -176,6 +187,8 @@ def identify(
             begins only if the forward was found, and tries a sixteenth of them, which cost more.
         head: the number of the key head, in the first entry of the batch.
         probes: what probes of the kernel found; their tiles and sums are tried first.
+        machine: where the call ran, as far as that is said: of plans that give as much, one of a
+            library that runs there comes first.
     """
     start = time.perf_counter()
     tell("meanings of the call")
@@ -191,13 +204,21 @@ def identify(
             f"the search of the forward ended after {found.tried} plans, its budget; a larger one"
             " may find more"
         )
+    tied = _each_plan_first([best, *found.ties])
     ranked = [
-        (c, nearness(_results(part, c, with_do=False).out, kept.out))
-        for c in (best, *found.ties[: search.TIES])
+        (c, nearness(_results(part, c, with_do=False).out, kept.out)) for c in tied[:MOST_TIES]
     ]
-    # of several that give as much, the one of fewest words
-    best, near = max(ranked, key=lambda pair: (pair[1], -len(_nearest_name(pair[0].plan)[1])))
+    # of several that give as much, one without changes, of a library that runs there, of few words
+    ranked.sort(key=lambda pair: _order(pair[0], machine))
+    ranked.sort(key=lambda pair: pair[1], reverse=True)
+    best, near = ranked[0]
     equal = [c for c, n in ranked if n.equal == 1.0 and c is not best]
+    left_out = {_named(c) for c in tied[MOST_TIES:]} - {_named(c) for c in tied[:MOST_TIES]}
+    if near.equal == 1.0 and left_out:
+        notes.append(
+            f"{len(left_out)} more plans give every bit of the head that was searched for; they"
+            " were not compared in other heads"
+        )
     over = best_over_heads([best, *equal], meant.x, meant.outputs, ("out",), tell)
     (best, every), *others = over
     found = replace(found, best=best, near=near, ties=[c for c, w in others if not w.differ])
@@ -205,7 +226,9 @@ def identify(
         with from_scores(COMPILED):
             back = search.backward(part, kept, found, tell, budget // search.SHARE)
         names = ("out", *GRADIENTS)
-        over = best_over_heads([back.best, *back.ties], meant.x, meant.outputs, names, tell)
+        tied = sorted((back.best, *back.ties), key=lambda c: _order(c, machine))
+        tied = [back.best] if back.near.equal < 1.0 else tied
+        over = best_over_heads(tied, meant.x, meant.outputs, names, tell)
         (best, every), *others = over
         back = replace(back, best=best, ties=[c for c, w in others if not w.differ])
         if back.stopped:
@@ -225,9 +248,11 @@ def identify(
     base, of_forward = _nearest_name(best.plan if is_whole else found.best.plan)
     words = differences(replace(best.plan, name=base), Plan.preset(base))
     ties = [] if kind is not Kind.SAME else (back or found).ties
-    tied = [n for n in dict.fromkeys(_named(c) for c in ties) if n != _named(best)]
+    if kind is not Kind.SAME and machine.note:
+        notes.append(machine.note)
+    tied_names = [n for n in dict.fromkeys(_named(c) for c in ties) if n != _named(best)]
     plan = named(base, words if is_whole else of_forward, best)
-    sentence = _verdict(kind, plan, tied, parts, every, errors, found, back, head)
+    sentence = _verdict(kind, plan, tied_names, parts, every, errors, found, back, head)
     if kind is Kind.NEAR and parts["out"].near.equal == 1.0:
         notes += _of_other_heads(meant, every, head, budget, tell)
     sizes: list[Sized] = []
@@ -247,7 +272,7 @@ def identify(
         best=best,
         forward=found,
         backward=back,
-        ties=tied,
+        ties=tied_names,
         parts=parts,
         whole=every,
         errors=errors,
@@ -440,14 +465,33 @@ def _errors(x: Inputs, out: np.ndarray, got: np.ndarray) -> Errors:
     )
 
 
+def _each_plan_first(ties: list[Candidate]) -> list[Candidate]:
+    """Return candidates with the first of each plan before others of it, on other tiles."""
+    first = {ARITHMETIC(c.plan): c for c in reversed(ties)}
+    ahead = [c for c in ties if first[ARITHMETIC(c.plan)] is c]
+    return ahead + [c for c in ties if first[ARITHMETIC(c.plan)] is not c]
+
+
+def _order(c: Candidate, machine: Machine) -> tuple[bool, int, int]:
+    """Return what decides which of several plans that give as much is named first."""
+    name, words = _nearest_name(c.plan)
+    return bool(words), machine.rank(name), len(words)
+
+
 def _nearest_name(plan: Plan) -> tuple[str, list[str]]:
     """Return the twin or preset from which the plan has the fewest changes, and those changes.
 
     A plan with FP16 is compared with those in FP16 too.
     """
+    bases = _bases(FP16 in plan.roundings)
+    name = min(bases, key=lambda n: count_of_differences(plan, bases[n]))
+    return name, differences(replace(plan, name=bases[name].name), bases[name])
+
+
+@cache
+def _bases(is_half: bool) -> dict[str, Plan]:
+    """Return the twins and presets by which plans are named, if `is_half` those in FP16 too."""
     bases = {name: Plan.preset(name) for name in (*TWINS, *PRESETS)}
-    if FP16 in plan.roundings:
+    if is_half:
         bases |= {f"{n}-fp16": half(base) for n, base in bases.items() if BF16 in base.roundings}
-    words = {name: differences(replace(plan, name=base.name), base) for name, base in bases.items()}
-    name = min(words, key=lambda n: len(words[n]))
-    return name, words[name]
+    return bases

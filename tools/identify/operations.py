@@ -62,7 +62,8 @@ def run(options: IdentifyOptions) -> None:
                 name, inputs, outputs, settings = _call(path)
                 from roundscope.operations.identification.identify import identify
 
-                said = identify(name, inputs, outputs, settings=settings, tell=tell)
+                device = metadata_of(path).get("device", "")
+                said = identify(name, inputs, outputs, settings=settings, tell=tell, device=device)
                 found = [Named(name, "", ("",), said)]
         except ValueError as error:
             raise bad("FILE", options.source, str(error).removeprefix(f"{path}: ")) from None

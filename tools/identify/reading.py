@@ -11,11 +11,18 @@ import numpy as np
 
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import visible
-from roundscope.attention.testing.foreign.user import Kernel, Unavailable, in_time
+from roundscope.attention.testing.foreign.user import (
+    Kernel,
+    Unavailable,
+    function_named,
+    in_time,
+    library_of,
+)
 from roundscope.emu.errors import unknown
 from roundscope.emu.testing.foreign import ForeignError, check_timeout
 from roundscope.tools.errors import UsageError, bad, one_line, why
 from roundscope.tools.identify.adapters import ADAPTERS, OF_FILES, kernel, plain_name
+from roundscope.tools.identify.machine import Machine, of_file, of_function
 from roundscope.tools.identify.options import IdentifyOptions
 from roundscope.tools.tensors.files import open_tensors
 from roundscope.tools.tensors.layers import (
@@ -29,6 +36,7 @@ from roundscope.tools.tensors.layers import (
 from roundscope.tools.tensors.overrides import AS_THE_FILE, Overrides, overrides_of
 
 GRADIENTS = ("dq", "dk", "dv")
+UNSAID = Machine()
 SAMPLE = "layer4"  # the layer of the shipped tensors on which kernels are called
 
 
@@ -43,6 +51,7 @@ class Call:
     head            the number of the key head
     kernel          the kernel; None for a file
     notes           what the reader must know of the file
+    machine         where the call ran, as far as that is said
     """
 
     name: str
@@ -54,6 +63,7 @@ class Call:
     head: int
     kernel: Kernel | None = None
     notes: tuple[str, ...] = ()
+    machine: Machine = UNSAID
 
 
 def read(options: IdentifyOptions) -> Call:
@@ -67,10 +77,19 @@ def read(options: IdentifyOptions) -> Call:
         name, about, x, outputs, notes = whole_of_file(
             path, options.layout, options.layer, overrides
         )
-        return replace(one_head(name, about, x, outputs, options.head), notes=notes)
+        call = one_head(name, about, x, outputs, options.head)
+        return replace(call, notes=notes, machine=_machine_of(path, options.layer))
     if is_kernel(options.source):
         return _of_kernel(options, overrides)
     raise unknown_source(options.source)
+
+
+def _machine_of(path: Path, layer: str | None) -> Machine:
+    """Return where the call in a file ran, by its metadata."""
+    with open_tensors(path) as file:
+        prefixes = {name.rpartition(".")[0] for name in file.names if name.endswith("out")}
+        prefix = layer or min(prefixes, default="")
+        return of_file(lambda name: file.said(prefix, name))
 
 
 def is_kernel(source: str) -> bool:
@@ -141,7 +160,12 @@ def _of_kernel(options: IdentifyOptions, overrides: Overrides) -> Call:
         )
         raise bad("KERNEL", name, repair) from None
     about = f"{SAMPLE} of the shipped tensors"
-    return replace(one_head(plain_name(name), about, x, outputs, options.head), kernel=called)
+    machine = UNSAID
+    if ":" in name and plain_name(name) == name:
+        own = function_named(name)
+        machine = of_function(own, library_of(own))
+    call = one_head(plain_name(name), about, x, outputs, options.head)
+    return replace(call, kernel=called, machine=machine)
 
 
 def whole_of_file(

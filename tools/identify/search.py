@@ -104,12 +104,18 @@ class Tries:
     """The plans that a search may still try, counted: a busy machine tries as many.
 
     most   how many plans it may try
-    tell   is told which plan is tried, and how much time is left at the most
+    tell   is told which plan of a stage is tried, and of a stage whose plans are known before how
+           much time is left; the whole search may end with any plan, so that of it nothing is said
     """
 
     def __init__(self, most: int, tell: Told) -> None:
-        self.most, self.tell = most, tell
-        self.done, self.stage, self._pace = 0, "", Pace()
+        self.most, self.tell, self.done = most, tell, 0
+        self.begin("")
+
+    def begin(self, stage: str, plans: int = 0) -> None:
+        """Begin a stage of so many plans, or of a number that is not known before, 0."""
+        self.stage, self.plans = stage, min(plans, self.most - self.done)
+        self._pace, self._first = Pace(), self.done
 
     @property
     def is_over(self) -> bool:
@@ -119,11 +125,14 @@ class Tries:
     def count(self) -> None:
         """Count a plan that was tried."""
         self.done += 1
-        if self.done % EACH == 0:
-            self._pace.mark(self.done)
-            rest = left(self.most - self.done, self._pace.rate)
-            most = f", at most {rest}" if rest else ""
-            self.tell(f"{self.stage}: plan {self.done} of at most {self.most}{most}")
+        number = self.done - self._first
+        if number % EACH:
+            return
+        self._pace.mark(number)
+        of, rest = "", ""
+        if number <= self.plans:
+            of, rest = f" of {self.plans}", left(self.plans - number, self._pace.rate)
+        self.tell(", ".join(filter(None, (f"{self.stage}: plan {number}{of}", rest))))
 
 
 def structures(x: Inputs, results: dict[str, np.ndarray]) -> Iterator[Candidate]:
@@ -168,7 +177,7 @@ def forward(
     judge, quick, glance = (
         _forward_judge(x, out, _last(x, n)) for n in (ROWS, FEW_ROWS, GLANCE_ROWS)
     )
-    tries.stage = "structures"
+    tries.begin("structures")
     ranked = _ranked(judge, forms, tries)
     best, near = ranked[0]
     tell(f"structures: {best.plan.name} is nearest, {near}")
@@ -198,10 +207,10 @@ def _in_all_rows(x: Inputs, out: np.ndarray, found: Found, tries: Tries) -> Foun
     best, near = max(ranked, key=lambda pair: pair[1])
     if not _is_open(near) or len(out[0]) <= ROWS:
         return found
-    tries.stage = "changes in all rows"
+    tries.begin("changes in all rows")
     start = Found(best=best, near=near, changes=found.changes)
     few = Tries(min(tries.most // SHARE, tries.most - tries.done), tries.tell)
-    few.stage = tries.stage
+    few.begin(tries.stage)
     start = _improved(start, lambda best: judge, candidates.forward_changes, few)
     tries.done += few.done
     if start.best is best:
@@ -237,20 +246,20 @@ def _tiled(
     All are tried on a few rows, the nearest of them then on more. If tiles that were seen give
     every bit, no others are tried; if usual tiles do, only these in other orders of the keys.
     """
-    tries.stage = "tiles"
+    tries.begin("tiles")
     keys = x.k.shape[1]
-    screened = _ranked(quick, candidates.on_seen_tiles(forms, seen, keys), tries)
-    ranked = _ranked(judge, (c for c, _ in screened[:CONFIRMED]), tries)
+    screened = _ranked(quick, list(candidates.on_seen_tiles(forms, seen, keys)), tries)
+    ranked = _ranked(judge, [c for c, _ in screened[:CONFIRMED]], tries)
     for usual in (True, False):  # the usual tiles, and then all others
         if ranked and ranked[0][1].equal == 1.0:
             break
-        every = (t for c in forms for t in candidates.tilings(c, keys, usual=usual))
+        every = [t for c in forms for t in candidates.tilings(c, keys, usual=usual)]
         more = _ranked(quick, every, tries, known=screened)
         screened = sorted((*screened, *more), key=lambda pair: pair[1], reverse=True)
-        ranked = _ranked(judge, (c for c, _ in screened[:CONFIRMED]), tries)
+        ranked = _ranked(judge, [c for c, _ in screened[:CONFIRMED]], tries)
         sizes = {c.block_k for c, n in ranked if n.equal == 1.0}
         if usual and sizes:  # the other orders of the keys on the tiles that give every bit
-            every = (t for c in forms for t in candidates.tilings(c, keys) if t.block_k in sizes)
+            every = [t for c in forms for t in candidates.tilings(c, keys) if t.block_k in sizes]
             ranked = [*ranked, *_ranked(judge, every, tries, known=[*screened, *ranked])]
             ranked.sort(key=lambda pair: pair[1], reverse=True)
     if ranked and ranked[0][1] > nearest.near:
@@ -290,16 +299,16 @@ def _widely(
     The nearest structure may not be the one that one change makes right. A third of the plans that
     are left is kept for the further changes.
     """
-    tries.stage = "changes of every structure"
+    tries.begin("changes of every structure")
     half = Tries(2 * (tries.most - tries.done) // 3, tries.tell)
-    half.stage = tries.stage
+    half.begin(tries.stage)
     every = list(dict.fromkeys((nearest.best, *forms)))
     near = {c: quick(c) or WORSE for c in every}
     # a plan that lacks a small change alone has most numbers of an output of few bits
     is_narrow = candidates.held(out).format.precision <= FP16.format.precision
     far = [c for c in every if is_narrow and near[c].equal < CLOSE]
     close = [c for c in every if c not in far]
-    screened, first = _of_large_changes(far, near, glance, half)
+    screened, first = _of_large_changes(x.k.shape[1], far, near, glance, half)
     # changes that give every bit: only these are tried on the other structures, for ties
     hits: set[str] = set()
     if first is not None:
@@ -314,7 +323,7 @@ def _widely(
         hits = {c.change for c, n in screened if n.equal == 1.0}
     tries.done += half.done
     screened.sort(key=lambda pair: pair[1], reverse=True)
-    ranked = _ranked(judge, (c for c, _ in screened[:CONFIRMED]), tries)
+    ranked = _ranked(judge, [c for c, _ in screened[:CONFIRMED]], tries)
     starts: dict[str, Found] = {}
     for c, n in ranked:
         name = c.plan.name
@@ -333,7 +342,7 @@ def _widely(
         yield from candidates.tilings(c, keys)
         yield from candidates.forward_changes(c)
 
-    tries.stage = "further changes"
+    tries.begin("further changes")
     reached = []
     for start in (*list(starts.values())[:FORMS], nearest):
         reached.append(_improved(start, lambda best: _nearer(x, out, best, judge), changes, tries))
@@ -343,7 +352,7 @@ def _widely(
 
 
 def _of_large_changes(
-    forms: list[Candidate], near: dict[Candidate, Nearness], glance: Judge, tries: Tries
+    keys: int, forms: list[Candidate], near: dict[Candidate, Nearness], glance: Judge, tries: Tries
 ) -> tuple[Ranked, Candidate | None]:
     """Try large changes of structures that are far off, the likely ones of all of them first.
 
@@ -355,7 +364,7 @@ def _of_large_changes(
         if c.plan.name not in told or near[c].equal >= TOLD:
             told[f"{c.plan.name} {c.block_k}" if c.plan.name in told else c.plan.name] = c
     screened: Ranked = []
-    rounds = zip_longest(*(candidates.large_changes(c) for c in told.values()))
+    rounds = zip_longest(*(candidates.large_changes(c, keys) for c in told.values()))
     for changes in rounds:
         for form, some in zip(told.values(), changes, strict=True):
             more = _ranked(glance, some or (), tries)
@@ -375,7 +384,7 @@ def backward(
     most   the number of plans after which no further one is tried
     """
     tries = Tries(most + 1 + TIES, tell)  # the forward's own backwards are always tried
-    tries.stage = "backward"
+    tries.begin("backward")
     gradients = _Gradients(x, outputs)
     wanted = {n: a for n, a in outputs.named() if n in ("dq", "dk", "dv")}
     own, *tied = (candidates.leaving(c, wanted) for c in (found.best, *found.ties[:TIES]))
@@ -510,12 +519,14 @@ def _ranked(
     """
     seen = {c.key for c, _ in known}
     judged: Ranked = []
+    if isinstance(proposed, list):
+        tries.begin(tries.stage, len({c.key for c in proposed} - seen))
     for candidate in proposed:
         if tries.is_over:
             break
-        if candidate.key in seen:
+        if (key := candidate.key) in seen:
             continue
-        seen.add(candidate.key)
+        seen.add(key)
         near = judge(candidate)
         if near is None:
             continue

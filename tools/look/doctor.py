@@ -11,6 +11,7 @@ from roundscope.tools.report.terminal import plain, print_json, show
 from roundscope.tools.results.machine import installed
 
 PACKAGES = ("numpy", "numba", "ml_dtypes", "jax", "jaxlib", "safetensors")
+MODELS = ("torch", "transformers", "triton", "flax")  # whose kernels and models are looked at
 
 
 def run(as_json: bool = False) -> bool:
@@ -33,7 +34,7 @@ def examine() -> dict[str, Any]:
     checks = [self_check.check(name) for name in self_check.JUDGES]
     passed = all(c.passed for c in checks)
     return {
-        "versions": versions(),
+        "versions": versions() | _found(MODELS),
         "devices": devices(),
         "surroundings": around,
         "traps": traps,
@@ -45,6 +46,11 @@ def examine() -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that decide bits."""
     return installed(("roundscope",), missing="source tree") | installed(PACKAGES)
+
+
+def _found(names: tuple[str, ...]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    return {name: v for name, v in installed(names, "").items() if v}
 
 
 def devices() -> list[str]:

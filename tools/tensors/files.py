@@ -33,6 +33,7 @@ TEXTS = (
     "softcap",
     "dropout",
     "notes",
+    "description",
     "dtype",
 )
 """Entries of an npz file that are metadata, `<layer>.scale` and so on too."""

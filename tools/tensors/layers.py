@@ -303,6 +303,7 @@ def _said(file: TensorFile, prefix: str) -> tuple[str, ...]:
     dropout = file.said(prefix, "dropout")
     words = (
         ", ".join(origin),
+        f"the file says: {told}" if (told := file.said(prefix, "description")) else "",
         notes or "",
         f"the model dropped weights with probability {dropout}; none are dropped here"
         if dropout

@@ -45,6 +45,8 @@ class Twin:
         least: The least share of equal bits of the results that do not agree in every bit, by name
             or, for one of the files, by FILE/NAME.
         wide: The words of what the kernel does otherwise above 128 features.
+        runs_on_cpu: Whether it is made of operations of a library that run on a CPU too; its bits
+            may be others there.
     """
 
     name: str
@@ -55,6 +57,12 @@ class Twin:
     outputs: tuple[str, ...] = ()
     least: Mapping[str, float] = field(default_factory=dict, hash=False)
     wide: str = ""
+    runs_on_cpu: bool = False
+
+    @property
+    def library(self) -> str:
+        """The library of its tensors, "torch" or "jax"."""
+        return "jax" if "jax" in self.source else "torch"
 
     @property
     def plan(self) -> Plan:
@@ -80,6 +88,7 @@ def twin(
     outputs: tuple[str, ...] = (),
     least: Mapping[str, float] | None = None,
     wide: str = "",
+    runs_on_cpu: bool = False,
 ) -> Callable[[Callable[[], Plan]], Callable[[], Plan]]:
     """Return a decorator that puts a function into `MADE` and returns it; see `Twin`."""
 
@@ -93,6 +102,7 @@ def twin(
             outputs=outputs,
             least=least or {},
             wide=wide,
+            runs_on_cpu=runs_on_cpu,
         )
         return make
 

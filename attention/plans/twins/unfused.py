@@ -45,6 +45,7 @@ RELEASED = (
     source=f"eager attention of transformers 5.17.0, {TORCH}",
     kernels=("eager",),
     outputs=("eager", "eager-gqa", "gemma2"),
+    runs_on_cpu=True,
 )
 def eager() -> Plan:
     """Return transformers' eager attention: operation by operation in BF16, with an FP32 softmax.
@@ -79,6 +80,7 @@ def eager() -> Plan:
     source=f"eager attention of gpt-oss in transformers 5.17.0, {TORCH}",
     outputs=("gpt-oss",),
     least={"out": 0.9998},
+    runs_on_cpu=True,
 )
 def gpt_oss() -> Plan:
     """Return transformers' eager attention of gpt-oss, whose softmax returns BF16.
@@ -116,6 +118,7 @@ def _released() -> Plan:
     source=f"attention.py of {RELEASED}, run eagerly, {TORCH}",
     kernels=("released-eager",),
     outputs=("released-eager-512",),
+    runs_on_cpu=True,
 )
 def qiu_yao_eager() -> Plan:
     """Return the released code run eagerly under autocast, tile by tile, where the result of every
@@ -160,6 +163,7 @@ def qiu_yao_compiled() -> Plan:
     source=f"SDPA's math back end, {TORCH}",
     kernels=("sdpa-math",),
     outputs=("sdpa-math", "sdpa-math-gqa"),
+    runs_on_cpu=True,
 )
 def sdpa_math() -> Plan:
     """Return SDPA's math back end, which computes in FP32 until results are cast.

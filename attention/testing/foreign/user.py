@@ -24,7 +24,7 @@ from roundscope.attention.testing.calls import (
     parts_of,
     sums_of,
 )
-from roundscope.emu.errors import Problem, tidy_errors, unknown
+from roundscope.emu.errors import Problem, known_arguments, tidy_errors, unknown
 from roundscope.emu.numbers import check_truth
 from roundscope.emu.shown import shown
 from roundscope.emu.testing.foreign import ForeignError, call_foreign, ends, limited, raised
@@ -40,7 +40,11 @@ NAMES = {  # argument -> the names that kernels have for it
     "is_causal": ("is_causal", "causal"),
     "mask": ("mask", "attn_mask"),
     "do": ("do", "dout", "grad_out"),
+    "window": ("window", "sliding_window", "window_size"),
+    "softcap": ("softcap", "soft_cap", "logits_soft_cap"),
+    "alignment": ("alignment",),
 }
+GIVEN = ("window", "softcap", "alignment")  # what a function is given if the call has it
 USUAL = {"scale": "scale", "is_causal": "is_causal"}  # of a function that tells no names
 NO_DEVICE = (  # what libraries say, in lower case, where a kernel finds no device
     "not compiled with cuda",
@@ -79,6 +83,7 @@ class Convention:
     dtype      the type of its arrays; NumPy has float32 arrays of numbers of that type
     names      argument -> the function's name for it, of those in NAMES that it takes
     backward   whether gradients are wanted
+    pair       whether its window is (keys before, keys after), as FlashAttention's
     """
 
     library: str
@@ -86,10 +91,15 @@ class Convention:
     dtype: str = "bfloat16"
     names: Mapping[str, str]
     backward: bool = True
+    pair: bool = False
 
     def options(self, x: Inputs) -> dict[str, Any]:
         """Return the options of a call, without the mask, by the function's own names."""
-        return {self.names[n]: getattr(x, n) for n in ("scale", "is_causal") if n in self.names}
+        said = {n: getattr(x, n) for n in ("scale", "is_causal", *GIVEN)}
+        if self.pair and x.window is not None:
+            said["window"] = (x.window - 1, 0 if x.is_causal else x.window - 1)
+        left = {n for n in GIVEN if said[n] is None}
+        return {self.names[n]: value for n, value in said.items() if n in self.names.keys() - left}
 
     @property
     def is_own_backward(self) -> bool:
@@ -97,6 +107,7 @@ class Convention:
         return "do" in self.names and self.backward
 
 
+@known_arguments
 def kernel_of(
     function: Callable[..., Any] | str,
     *,
@@ -110,9 +121,11 @@ def kernel_of(
     Args:
         function: The function, or its name as "module:function". It is called as function(q, k, v,
             scale=..., is_causal=...), where `softmax_scale`, `sm_scale` and `causal` serve too. It
-            returns the output. A function that takes `do` (or `dout`, or `grad_out`) returns (out,
-            dq, dk, dv) itself; the gradients of others are taken by JAX's or PyTorch's
-            differentiation.
+            returns the output. `window` (or `sliding_window`, or `window_size`), `softcap` and
+            `alignment` are given to a function that has them, where a call has one; a window whose
+            default is a pair is given as (keys before, keys after). A function that takes `do` (or
+            `dout`, or `grad_out`) returns (out, dq, dk, dv) itself; the gradients of others are
+            taken by JAX's or PyTorch's differentiation.
         library: "numpy", "jax" or "torch", the library of the arrays that the function takes. By
             default that which the function's module imports; if it imports PyTorch and JAX, JAX.
         layout: "BTNH" (batch, tokens, heads, features) or "BNTH". By default BNTH for PyTorch and
@@ -151,7 +164,12 @@ def kernel_of(
     names = _names(found, what)
     is_able = chosen != "numpy" or "do" in names
     convention = Convention(
-        library=chosen, layout=axes, dtype=dtype, names=names, backward=backward and is_able
+        library=chosen,
+        layout=axes,
+        dtype=dtype,
+        names=names,
+        backward=backward and is_able,
+        pair=_is_pair(found, names.get("window", "")),
     )
     return functools.partial(_run, found, convention)
 
@@ -316,6 +334,9 @@ def function_named(name: str, argument: str = "kernel") -> Any:
     try:
         home: Any = importlib.import_module(module)
         found = home
+        if not function and (own := _functions(home)):
+            such = ", ".join(f"{name}:{each}" for each in own[:LISTED])
+            raise Problem(argument, name, f"is a module; name a function of it: {such}")
         for part in function.split("."):
             if found is home and part and not hasattr(home, part) and (own := _functions(home)):
                 more = "..." if len(own) > LISTED else ""
@@ -344,6 +365,13 @@ def _functions(module: Any) -> list[str]:
         for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__ and name[0] != "_"
     ]
+
+
+def _is_pair(function: Callable[..., Any], name: str) -> bool:
+    """Return whether an argument of a function has a pair as its default."""
+    if not name:
+        return False
+    return isinstance(inspect.signature(function).parameters[name].default, tuple)
 
 
 def _names(function: Callable[..., Any], what: str) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Pages with parts that are made from the code, between two comments that name the function."""
 
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,9 @@ PART = re.compile(
     r"^(?P<open><!--|\.\.) made from the code: (?P<name>[\w.]+)(?: -->)?\n.*?"
     r"^(?P=open) end of (?P=name)(?: -->)?$",
     re.M | re.S,
+)
+HIDDEN = re.compile(
+    r"^\.\. what the built site has instead:\n(?P<directives>(?:\n| {3}.*\n?)*)", re.M
 )
 
 
@@ -53,5 +57,8 @@ def renewed(page: str) -> str:
 
 
 def without(page: str) -> str:
-    """Return a page of directives as the built site reads it, which has no need of their text."""
-    return PART.sub("", page)
+    """Return a page of the reference as the built site reads it: directives, which have their text.
+
+    In the repository they are a comment at the end, which a code host leaves out.
+    """
+    return PART.sub("", HIDDEN.sub(lambda found: textwrap.dedent(found["directives"]), page))

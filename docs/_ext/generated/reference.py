@@ -1,7 +1,7 @@
 """What a page of autodoc's directives says, as text: calls, what they take and return, examples.
 
-The built site makes these pages of the docstrings; a reader of the repository finds the same below
-them, in plain reStructuredText.
+The built site makes these pages of the docstrings; a reader of the repository finds the same as
+plain reStructuredText, and the directives in a comment at the end.
 """
 
 import importlib
@@ -15,7 +15,9 @@ from .names import called
 
 REFERENCE = Path(__file__).parents[2] / "reference"
 DIRECTIVE = re.compile(
-    r"^\.\. auto(function|class|module):: ([\w.]+)\n((?:[ ]{3}:[\w-]+:.*\n)*)", re.M
+    r"^ {3}\.\. (?:auto|py:)(function|class|module|data):: ([\w.]+)\n((?: {6}:[\w-]+:.*\n)*)"
+    r"(?:\n {6}(\S.*(?:\n {6}.*)*))?",
+    re.M,
 )
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Yields|Examples?|Note|Notes):$")
 ITEM = re.compile(r"^ {4}(\*{0,2}[\w.]+)(?: \([^)]*\))?:\s*(.*)$")
@@ -30,7 +32,10 @@ def reference(name: str) -> str:
     title = "Calls, arguments and results"
     blocks = [f"{title}\n{'-' * len(title)}"]
     for found in DIRECTIVE.finditer(page):
-        blocks += _described(found[1], found[2], found[3])
+        if found[1] == "data":
+            blocks += [f"{found[2]}\n{'~' * len(found[2])}", _literal(inspect.cleandoc(found[4]))]
+        else:
+            blocks += _described(found[1], found[2], found[3])
     return "\n\n".join(blocks)
 
 

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
+from pathlib import Path
 
 from roundscope.attention.grammar.differences import differences
 from roundscope.attention.grammar.roundings import accumulator_words, spelled
@@ -26,10 +27,14 @@ from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
 from roundscope.emu.formats.format import NAMED, Format
 from roundscope.emu.roundings.modes import rounding
 from roundscope.emu.sums.accumulator import Accumulator
+from roundscope.emu.sums.aligned import Alignment
+from roundscope.emu.sums.matrix_cores import ExactChunk, FlushedPairs, MatrixCore
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 from roundscope.events.choice import Choice
 from roundscope.events.plan import BasePlan
 from roundscope.events.sites import SiteBase
+from roundscope.experiments.questions.kernels.passport import page, record
+from roundscope.experiments.questions.kernels.passport.compare import steps
 from roundscope.operations import OPERATIONS, Operation
 from roundscope.operations.operation import Shape
 from roundscope.tools.look.plans import told
@@ -120,10 +125,17 @@ def tensor_cores() -> str:
                 code(name),
                 codes(core.operands),
                 ", ".join(f"{s.chunk} of {operand}" for operand, s in sums),
-                ", ".join(f"{s.alignment.bits} of {operand}" for operand, s in sums if s.alignment),
+                ", ".join(f"{_kept(s.alignment)} of {operand}" for operand, s in sums),
             ]
         )
     return table(("architecture", "reads", "products at a time", "fraction bits kept"), rows)
+
+
+def _kept(kept: Alignment | MatrixCore | None) -> str:
+    """Return how many fraction bits are kept, with the words of a matrix core of its own kind."""
+    if isinstance(kept, ExactChunk):
+        return "all"
+    return "23, rounded," if isinstance(kept, FlushedPairs) else str(kept.bits)
 
 
 def sites() -> str:
@@ -436,3 +448,28 @@ def sweep_site_metrics() -> str:
 def _meanings(part: str) -> str:
     rows = [[code(name), escaped(text)] for name, text in sweep_data()[part].items()]
     return table(("metric", "meaning"), rows)
+
+
+def passport_steps() -> str:
+    """Return the table of the steps between releases that changed bits."""
+    found = _passport()
+    rows = [
+        [code(kernel), kind, on, *map(escaped, more)]
+        for kernel, kind, on, *more in page.step_rows(found)
+    ]
+    return f"{escaped(page.answer(found))}\n\n{table(page.STEPS[0], rows)}"
+
+
+def passport_kernels() -> str:
+    """Return the table of kernels with their releases."""
+    rows = [
+        [code(kernel), kind, on, *map(escaped, more)]
+        for kernel, kind, on, *more in page.kernel_rows(_passport())
+    ]
+    return table(page.KERNELS, rows)
+
+
+def _passport() -> page.Compared:
+    """Return the passport of record, compared from release to release."""
+    whole = record.read(Path(__file__).parents[3] / "docs" / "runs" / "passport.json")
+    return page.Compared(old=whole, new=whole, steps=steps(whole, whole))

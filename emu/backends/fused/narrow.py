@@ -26,6 +26,8 @@ from roundscope.emu.backends.ops import Ops
 from roundscope.emu.roundings.modes import BINARY32, Rounding, RoundingMode, rounding
 from roundscope.emu.roundings.rule import C32, C64, Carrier, build_rule, target_of
 from roundscope.emu.sums.accumulator import Accumulator, Order, accumulate
+from roundscope.emu.sums.aligned import Alignment, GroupAlignment
+from roundscope.emu.sums.matrix_cores import MatrixCore
 from roundscope.emu.sums.odd import build_odd_sum, sum_to_round
 
 ARITHMETIC = ("add", "sub", "mul", "div")
@@ -231,7 +233,7 @@ def _sum(graph: Graph, acc: Accumulator, a: Node, b: Node, init: Node) -> Node:
     shape, kept = (a.shape[0], b.shape[1]), acc.alignment
     narrow = narrowest((a, b, init)) == F32
     if kept is not None:
-        if not (_in_words(acc) and narrow) or b.shape[1] == 1:
+        if isinstance(kept, MatrixCore) or not (_in_words(acc) and narrow) or b.shape[1] == 1:
             raise Untraceable(f"a sum {acc}")
         if missing := -a.shape[1] % acc.chunk:  # as a kernel pads its tiles
             zeros = [graph.constant(0.0, x) for x in ((shape[0], missing), (missing, shape[1]))]
@@ -264,7 +266,8 @@ def _in_words(acc: Accumulator) -> bool:
     F) must fit into 32 bits, and the step must cut binary32 numbers, of which it keeps some bits.
     """
     f, kept = acc.step.format, acc.alignment
-    assert kept is not None
+    if isinstance(kept, GroupAlignment) or not isinstance(kept, Alignment):
+        return False
     cuts = acc.step == rounding(f, "toward-zero") and f.emin == -126 and f.emax == 127
     fits = acc.chunk << (kept.bits + 1) < 2**31 and max(f.precision for f in kept.operands) <= 12
     return cuts and fits and f.precision <= 24 and acc.chunk % 2 == 0

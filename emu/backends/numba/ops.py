@@ -6,15 +6,19 @@ first called, since Numba takes a third of a second to start and programs may le
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from roundscope.emu.backends.numpy_rounding import in_binary32
 from roundscope.emu.backends.ops import Event, Ops, mapped, rebuilt
+from roundscope.emu.backends.threads import over_threads
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.roundings.modes import BINARY32, Rounding
 from roundscope.emu.sums.aligned import Factors
+
+_PIECE = 2**14  # terms that are added at once, which fit into a core's cache
 
 
 def _round(x: np.ndarray, r: Rounding, random: np.ndarray | None = None) -> np.ndarray:
@@ -56,10 +60,31 @@ def _round_blocks(
 
 def _aligned(a: Factors, b: Factors, init: np.ndarray, acc: Any) -> np.ndarray:
     from roundscope.emu.backends.numba import sums
-    from roundscope.emu.sums.aligned import aligned
+    from roundscope.emu.sums.aligned import Alignment
 
     is_finite = all(np.isfinite(x).all() for x in (a[0], b[0], init))
-    return sums.aligned(a, b, init, acc) if is_finite else aligned(numpy_ops(), a, b, init, acc)
+    if is_finite and isinstance(acc.alignment, Alignment):
+        return sums.aligned(a, b, init, acc)
+    return _in_pieces(a, b, init, acc)
+
+
+def _in_pieces(a: Factors, b: Factors, init: np.ndarray, acc: Any) -> np.ndarray:
+    """Return the sum of `emu.sums.aligned`, computed in pieces that fit into the cache."""
+    from roundscope.emu.sums.aligned import aligned
+
+    total = np.empty(init.shape)
+    columns = min(max(1, init.shape[1]), 256)
+    lines = max(1, _PIECE // (columns * acc.chunk))
+
+    def rows(first: int, end: int) -> None:
+        with np.errstate(invalid="ignore", over="ignore"):  # infinities and NaN among the terms
+            for lo, left in product(range(first, end, lines), range(0, init.shape[1], columns)):
+                i, j = slice(lo, min(lo + lines, end)), slice(left, left + columns)
+                x, y = tuple(v[:, i] for v in a), tuple(v[:, j] for v in b)
+                total[i, j] = aligned(numpy_ops(), x, y, init[i, j], acc)
+
+    over_threads(rows, init.shape[0], a[0].size * init.shape[1])
+    return total
 
 
 def _scan(body: Any, carry: Any, xs: tuple[Any, ...]) -> tuple[Any, Any]:

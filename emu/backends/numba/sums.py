@@ -137,11 +137,12 @@ def _fold_aligned(
     bits: int,
     zero: int,
     emin: int,
+    group: int,
     t: Target,
 ) -> None:
     """Add the products of a and b to total, chunk by chunk, for the rows of one thread."""
     least, smallest, kept = 2.0**zero, (emin + 1023) << 52, bits << 52
-    top, units = np.empty(_COLUMNS), np.empty(_COLUMNS)
+    top, units, own = np.empty(_COLUMNS), np.empty(_COLUMNS), np.empty(_COLUMNS)
     for left in range(0, total.shape[1], _COLUMNS):
         right = min(left + _COLUMNS, total.shape[1])
         for lo in range(0, a.shape[0], chunk):
@@ -149,8 +150,12 @@ def _fold_aligned(
             for i in range(total.shape[0]):
                 row = total[i, left:right]
                 _top(row, w_a[lo:hi, i], w_b[lo:hi, left:right], top, smallest)
-                _zeros(row, w_a[lo:hi, i], w_b[lo:hi, left:right], top, least, hi - lo < chunk)
-                _units(row, a[lo:hi, i], b[lo:hi, left:right], top, units, kept)
+                padded = chunk - (hi - lo) >= group
+                _zeros(row, w_a[lo:hi, i], w_b[lo:hi, left:right], top, least, padded, group)
+                if group == 1:
+                    _units(row, a[lo:hi, i], b[lo:hi, left:right], top, units, kept)
+                else:
+                    _in_groups(row, a[lo:hi, i], b[lo:hi, left:right], top, units, kept, group, own)
                 _leave(row, top, units, kept, t)
 
 
@@ -175,6 +180,7 @@ def _zeros(
     top: np.ndarray,
     least: float,
     padded: bool,
+    group: int,
 ) -> None:
     """Raise top to `least`, the binade of a term of 0, in columns that have such a term.
 
@@ -183,8 +189,11 @@ def _zeros(
     for j in range(row.size):
         if top[j] < least:
             has_zero = padded or row[j] == 0.0
-            for k in range(w_a.size):
-                has_zero |= w_a[k] * w_b[k, j] == 0.0
+            for lo in range(0, w_a.size, group):
+                largest = 0.0
+                for k in range(lo, min(lo + group, w_a.size)):
+                    largest = max(largest, w_a[k] * w_b[k, j])
+                has_zero |= largest == 0.0
             if has_zero:
                 top[j] = least
 
@@ -200,6 +209,30 @@ def _units(
         x = a[k]
         for j in range(row.size):
             units[j] += np.trunc(x * b[k, j] * _per_unit(top[j], kept))
+
+
+@compiled
+def _in_groups(
+    row: np.ndarray,
+    a: np.ndarray,
+    b: np.ndarray,
+    top: np.ndarray,
+    units: np.ndarray,
+    kept: int,
+    group: int,
+    own: np.ndarray,
+) -> None:
+    """Write what `_units` writes where the exact sum of each group of products is cut."""
+    for j in range(row.size):
+        units[j] = np.trunc(row[j] * _per_unit(top[j], kept))
+    for lo in range(0, a.size, group):
+        own[:] = 0.0
+        for k in range(lo, min(lo + group, a.size)):
+            x = a[k]
+            for j in range(row.size):
+                own[j] += x * b[k, j]
+        for j in range(row.size):
+            units[j] += np.trunc(own[j] * _per_unit(top[j], kept))
 
 
 @compiled
@@ -225,10 +258,12 @@ def aligned(a: Factors, b: Factors, init: np.ndarray, acc: Accumulator) -> np.nd
     total = np.array(init, dtype=np.float64, order="C")
     x, w_x, y, w_y = (np.ascontiguousarray(v) for v in (*a, *b))
     kept: Any = acc.alignment
-    fixed = (acc.chunk, kept.bits, kept.zero, acc.step.format.emin, target_of(acc.step, C64))
+    group = getattr(kept, "group", 1)
+    fixed = (acc.chunk, kept.bits, kept.zero, acc.step.format.emin, group)
+    t = target_of(acc.step, C64)
 
     def rows(lo: int, hi: int) -> None:
-        _fold_aligned(x[:, lo:hi], w_x[:, lo:hi], y, w_y, total[lo:hi], *fixed)
+        _fold_aligned(x[:, lo:hi], w_x[:, lo:hi], y, w_y, total[lo:hi], *fixed, t)
 
     over_threads(rows, total.shape[0], x.size * total.shape[1])
     return total

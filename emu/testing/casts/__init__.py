@@ -21,12 +21,8 @@ from roundscope.emu.testing.casts.elements import examine_elements
 from roundscope.emu.testing.casts.hadamard import Fronted, Hadamard
 from roundscope.emu.testing.casts.hadamard import hadamard as transform
 from roundscope.emu.testing.casts.records import CastReport, Example, Function, Row, Status
-from roundscope.emu.testing.casts.shared_scales import (
-    Scope,
-    of_integers,
-    of_scope,
-    parted,
-)
+from roundscope.emu.testing.casts.returned import in_words
+from roundscope.emu.testing.casts.shared_scales import Scope, of_scope, parted
 
 __all__ = ["CastReport", "Example", "Hadamard", "Row", "Status", "examine_cast"]
 
@@ -121,7 +117,6 @@ def examine_cast(
             asked = replace(asked, tensor_scale=tensor_scale)
     with np.errstate(all="ignore"):
         if isinstance(asked, BlockFormat):
-            function = of_integers(function, asked)
             called = of_scope(function, scope) if scope else function
             called = called if front is None else Fronted(called, front)
             return examine_blocks(called, asked, scope, is_narrow=divided == "float32")
@@ -144,15 +139,22 @@ def _static(function: Function, asked: BlockFormat, scale: float) -> CastReport:
     is_integer = element.format in INTEGERS.values()
     unit = 2.0 ** (element.format.precision - 1) if is_integer else 1.0
 
+    returned: list[Any] = []
+
     def multiplied(x: np.ndarray) -> Any:
         found = function(x)
+        returned[:] = [found]
         kind = str(getattr(found, "dtype", "")).removeprefix("torch.")
         if not (is_integer and kind.startswith("int")):
             return found
         return np.asarray(found).astype(np.float32) * np.float32(scale)
 
     r = replace(element, overflow=Overflow.SATURATE)
-    return examine_elements(multiplied, r, scale * unit)
+    found, [example] = examine_elements(multiplied, r, scale * unit), returned
+    if found.otherwise is not None:
+        own = repr(float(found.otherwise.value) / unit)
+        found = replace(found, otherwise=replace(found.otherwise, value=own))
+    return replace(found, returned=in_words(example, element.format))
 
 
 def _check_front(front: Hadamard, asked: str | Rounding | BlockFormat, scope: Scope | None) -> None:

@@ -3,6 +3,7 @@ it does with special blocks: zeros, NaN and infinities, a short last block, bloc
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -11,8 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
+from roundscope.emu.blocks.api import round_blocks
+from roundscope.emu.blocks.format import BLOCK_NAMED, E8M0, BlockFormat
 from roundscope.emu.blocks.layout import from_lines, layout_of, to_lines
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.roundings.modes import BINARY32, RoundingMode
 from roundscope.emu.stats.comparison import agree as same
 from roundscope.emu.testing.casts.block_behaviors import (
@@ -53,6 +56,7 @@ from roundscope.emu.testing.casts.records import (
     Example,
     Function,
     Numbers,
+    Otherwise,
     Row,
     Status,
     counted,
@@ -240,7 +244,7 @@ def examine_blocks(
     rows: Sequence[Row] = [
         *scale_rows(pairs, asked),
         *_element_rows([found for _, found in pairs], asked, is_narrow),
-        *special_rows(function, asked),
+        *special_rows(function, asked, scope),
         bias_row(
             _quotients(drawn, is_narrow).reshape(-1),
             drawn.elements.reshape(-1),
@@ -252,12 +256,17 @@ def examine_blocks(
     front = function.front if isinstance(function, Fronted) else None
     whole = _allowed(pairs, asked) if is_random else next(a for a in known if a.name == own)
     best, remaining = known[0], _remaining(results, known[0], asked, carried)
+    otherwise: Otherwise | None = None
     if best.agree < (best.of if front else best.of // 2) and asked.rows == 1:
         given = [(x, y) for x, (_, y) in zip(arrays, results, strict=True)]
         others, rest = behind_another(front, given, asked, carried)
         is_half = front is not None or 2 * others[0].agree >= others[0].of
         if is_half and others[0].agree > best.agree:
             best, remaining, known = others[0], rest, [*others, *known]
+            own_front = best.name.rpartition("Hadamard ")[2].replace(" in ", ":")
+            otherwise = None if front else Otherwise("hadamard", own_front, best.agree, best.of)
+        else:
+            otherwise = of_other_scales(results, asked, scope, carried)
     rows = with_whole(rows, "blocks", whole)
     is_asked = is_random and all(row.status is not Status.FAIL for row in rows)
     shape = _shape_name(asked) if scope is None else _scope_name(asked, scope)
@@ -271,6 +280,7 @@ def examine_blocks(
         done="are equal",
         known="rule",
         prefix=f"{shape} with ",
+        otherwise=otherwise,
         factor=_in_proportion(pairs, asked),
         remaining=remaining,
         is_random=is_random,
@@ -382,6 +392,37 @@ def behind_another(
     return [replace(a, name=f"{a.name}, {words}") for a in found[:LISTED]], rest
 
 
+def of_other_scales(
+    results: list[tuple[np.ndarray, np.ndarray]],
+    asked: BlockFormat,
+    scope: Scope | None,
+    carried: float,
+) -> Otherwise | None:
+    """Return the blocks with scales of another kind that explain most, if at least half.
+
+    Powers of two in place of numbers, and numbers of float32 in place of powers of two.
+    """
+    if asked.tensor:
+        return None
+    tried = []
+    for scale in (E8M0, BINARY32.format):
+        if scale == asked.scale:
+            continue
+        for rule in (ScaleRule.RCEIL, ScaleRule.FLOOR, ScaleRule.NEAREST):
+            try:
+                f = replace(asked, scale=scale, rule=rule)
+            except ValueError:  # the rule does not fit the formats
+                continue
+            equal = [equal_blocks(round_blocks(x, f), y, f, carried) for x, y in results]
+            tried.append((sum(int(e.sum()) for e in equal), sum(e.size for e in equal), str(f)))
+    if not tried:
+        return None
+    agree, of, words = max(tried)
+    if scope is not None:
+        words = re.sub(r"\[\d+\]", f"[{scope}]", words)
+    return Otherwise("format", words, agree, of) if 2 * agree >= of else None
+
+
 def _shape_name(f: BlockFormat) -> str:
     """Return the name of a block format, whatever its rule and its elements' rounding are."""
 
@@ -404,9 +445,14 @@ EVERY = 4  # of so many blocks, the first is special
 Question = Callable[[Function, BlockFormat, str, str], Row]
 
 
-def special_rows(function: Function, f: BlockFormat) -> list[Row]:
+def special_rows(function: Function, f: BlockFormat, scope: Scope | None) -> list[Row]:
     """Return the rows on special blocks. A row is skipped where the function raises an error."""
-    return [_asked(ask, function, f, name, question) for name, (question, ask) in _ROWS.items()]
+    return [
+        skipped(name, question, f"a {scope} is a whole block")
+        if scope and ask is _ragged
+        else _asked(ask, function, f, name, question)
+        for name, (question, ask) in _ROWS.items()
+    ]
 
 
 def _asked(ask: Question, function: Function, f: BlockFormat, name: str, question: str) -> Row:

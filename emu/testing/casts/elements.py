@@ -29,6 +29,7 @@ from roundscope.emu.testing.casts.records import (
     CastReport,
     Function,
     Numbers,
+    Otherwise,
     Row,
     Status,
     counted,
@@ -346,12 +347,16 @@ def examine_elements(function: Function, asked: Rounding, scale: float = 1.0) ->
     is_random = asked.mode is RoundingMode.STOCHASTIC
     has_failed = any(row.status is Status.FAIL for row in rows)
     is_asked = is_random and agree == wide.size and not has_failed
+    other = None
+    if scale != 1.0 and not is_random and agree < wide.size and best.agree < best.of:
+        other = another_scale(x.astype(np.float64), got, asked)
     return CastReport(
         asked=asked,
         title=str(asked) if scale == 1.0 else f"{asked} of numbers over {scale:g}",
         name=_full(asked),
         whole=whole,
         noun=noun,
+        otherwise=other,
         remaining=_remaining(wide, got, best, asked, scale != 1.0),
         is_random=is_random,
         behaves_as=best.name if best.agree == best.of else _full(asked) if is_asked else None,
@@ -359,6 +364,38 @@ def examine_elements(function: Function, asked: Rounding, scale: float = 1.0) ->
         behaviors=tuple(known),
         returned=in_words(raw, f),
     )
+
+
+def another_scale(x: Numbers, elements: Numbers, asked: Rounding) -> Otherwise | None:
+    """Return the one scale under which rounding gives most elements, if it gives at least half.
+
+    Each element leaves an interval of scales, from the middle of it and its neighbours; what is
+    named is the shortest number that lies in all of them.
+    """
+    f = asked.format
+    kept = np.isfinite(elements) & (elements != 0) & (np.abs(elements) < f.max_finite)
+    kept &= np.sign(elements) == np.sign(x)
+    if not kept.any():
+        return None
+    e = np.abs(elements[kept])
+    half = ulp_of(e, f) / 2
+    low = float((np.abs(x[kept]) / (e + half)).max())
+    with np.errstate(divide="ignore"):
+        high = float(np.where(e > half, np.abs(x[kept]) / (e - half), np.inf).min())
+    if not 0 < low <= high < np.inf:
+        return None
+    scale = _shortest(low, high)
+    agree = int(is_allowed(elements, x / scale, asked)[0].sum())
+    if 2 * agree < x.size:
+        return None
+    return Otherwise("tensor_scale", repr(scale), agree, x.size)
+
+
+def _shortest(low: float, high: float) -> float:
+    """Return the power of two, or else the number of fewest digits, between two numbers."""
+    power = 2.0 ** math.ceil(math.log2(low))
+    tried = (float(f"{(low + high) / 2:.{digits}g}") for digits in range(1, 17))
+    return next((s for s in (power, *tried) if low <= s <= high), (low + high) / 2)
 
 
 def unscaled(returned: Any, scale: float, f: Format, shape: tuple[int, ...]) -> Numbers:

@@ -15,7 +15,7 @@ import numpy as np
 
 from roundscope.emu.api import round_to, ulp_of
 from roundscope.emu.blocks.api import to_blocks
-from roundscope.emu.blocks.format import BlockFormat
+from roundscope.emu.blocks.format import E8M0, INTEGERS, BlockFormat
 from roundscope.emu.blocks.layout import Layout, layout_of, to_lines
 from roundscope.emu.roundings.modes import Overflow, Rounding, RoundingMode
 from roundscope.emu.stats.comparison import agree as same
@@ -207,8 +207,11 @@ def _of_parts(parts: Sequence[Any], lines: Numbers, at: Layout, f: BlockFormat) 
             " tensor_scale)",
         )
     e, s = f.element.format, f.scale
-    elements = to_lines(np, numbers_of(parts[0], e, at.shape, "elements"), at)
-    scales = numbers_of(parts[1], s, at.scales, "scales").reshape(-1)
+    unit = _unit(f)
+    is_code = unit == 1 or str(getattr(parts[0], "dtype", "")).removeprefix("torch.")[:4] == "uint"
+    of_units = parts[0] if is_code else parts[0] / unit
+    elements = to_lines(np, numbers_of(of_units, e, at.shape, "elements"), at)
+    scales = numbers_of(parts[1], s, at.scales, "scales").reshape(-1) * unit
     tensor = 1.0 if f.tensor_scale is None else f.tensor_scale
     if len(parts) == 3:
         tensor = float(np.asarray(parts[2], np.float64).reshape(()))
@@ -225,6 +228,16 @@ def _of_parts(parts: Sequence[Any], lines: Numbers, at: Layout, f: BlockFormat) 
         fit=np.ones(len(lines), bool),
         words=words,
     )
+
+
+def _unit(f: BlockFormat) -> float:
+    """Return what returned integers k are counted in: k / 64 (int8) or k / 4 (int4) is an element.
+
+    Quantizers return k and the scale of k, which is so much smaller. In MX formats elements are
+    k / 64 by their specification.
+    """
+    is_grid = f.element.format in INTEGERS.values() and f.scale != E8M0
+    return 2.0 ** (f.element.format.precision - 1) if is_grid else 1.0
 
 
 def fits(found: Quantized, scales: Numbers, f: BlockFormat) -> np.ndarray:

@@ -89,6 +89,29 @@ class Agreement:
     of: int
 
 
+@dataclass(frozen=True, slots=True)
+class Otherwise:
+    """What to ask in place of what was asked, since it explains results that the asked does not.
+
+    Attributes:
+        option: the argument of `examine_cast` to change, or "format".
+        value: its new value, in words.
+        agree: how many of the results it explains.
+        of: how many there are.
+    """
+
+    option: str
+    value: str
+    agree: int
+    of: int
+
+    def __str__(self) -> str:
+        """Return it in words, such as "the scale 0.015625 explains all 498"."""
+        name = {"tensor_scale": "the scale ", "hadamard": "Hadamard "}.get(self.option, "")
+        of = f"all {self.of:,}" if self.agree == self.of else f"{self.agree:,} of {self.of:,}"
+        return f"{name}{self.value} explains {of}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastReport:
     """Everything that was found about one function.
@@ -102,6 +125,7 @@ class CastReport:
         done: what the function did to them if all is right, in words.
         known: what known behaviors are, in a word.
         prefix: what stands before the name of a known behavior.
+        otherwise: what else to ask, where that explains more than what was asked.
         factor: by what all scales differ from the asked ones, in words, if by one factor.
         remaining: one of the results that the nearest known behavior does not explain, in words.
         is_random: whether the asked rounding is stochastic.
@@ -121,6 +145,7 @@ class CastReport:
     done: str = "are rounded so"
     known: str = "rounding"
     prefix: str = ""
+    otherwise: Otherwise | None = None
     factor: str = ""
     remaining: str = ""
     is_random: bool = False
@@ -157,6 +182,8 @@ class CastReport:
         if not self.behaviors:
             return f"{differ}; {_fails(rows)}."
         best, none = self.behaviors[0], f"No known {self.known} explains"
+        if self.otherwise is not None:
+            return f"{differ}, and {self.otherwise}."
         if not self.has_nearest:
             return f"{none} even half of the {self.noun}: {differ}{self.factor}."
         return (

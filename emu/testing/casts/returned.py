@@ -27,7 +27,11 @@ def call(function: Function, x: np.ndarray) -> Any:
     Raises:
         ForeignError: the function raised an error, or did what no cast may do.
     """
-    return call_foreign(function, x.copy(), what="function")
+    try:
+        return call_foreign(function, x.copy(), what="function")
+    except ForeignError as error:
+        given = f"{error.words} (it was given float32 numbers of shape {x.shape})"
+        raise ForeignError("function", given, error.is_refusal) from error
 
 
 def numbers_of(a: Any, f: Format, shape: tuple[int, ...], what: str) -> Numbers:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.emu.blocks.format import E8M0, INTEGERS, BlockFormat
 from roundscope.emu.tensors import is_tensor
 from roundscope.emu.testing.casts.records import Function
 
@@ -48,14 +47,9 @@ def parted(words: str) -> tuple[str, Scope | None]:
 
 
 def of_scope(function: Function, scope: Scope) -> Function:
-    """Return a quantizer of blocks of `SIZE` that calls one whose scales are shared so.
-
-    An array that is not whole blocks has no such rows, and is refused.
-    """
+    """Return a quantizer of whole blocks of `SIZE` that calls one whose scales are shared so."""
 
     def blocks(x: np.ndarray) -> Any:
-        if x.shape[1] % SIZE:
-            raise ValueError(f"there are no shorter blocks: a {scope} is a whole block")
         rows = np.ascontiguousarray(x.reshape(-1, SIZE))
         if scope is Scope.TOKEN:
             return function(rows)
@@ -81,25 +75,3 @@ def _stacked(parts: list[Any]) -> Any:
         found = torch.stack([p.view(torch.uint8) if narrow else p for p in parts])
         return found.view(first.dtype) if narrow else found
     return np.stack([np.asarray(part) for part in parts])
-
-
-def of_integers(function: Function, f: BlockFormat) -> Function:
-    """Return a quantizer whose integers are k / 64 (int8) or k / 4 (int4), as `BlockFormat` has it.
-
-    Quantizers return k and the scale of k, which is so much smaller. In MX formats elements are
-    k / 64 by their specification.
-    """
-    if f.element.format not in INTEGERS.values() or f.scale == E8M0:
-        return function
-    unit = 2.0 ** (f.element.format.precision - 1)
-
-    def of_units(x: np.ndarray) -> Any:
-        found = function(x)
-        if not isinstance(found, (tuple, list)):
-            return found
-        elements, scales, *more = found
-        kind = str(getattr(elements, "dtype", "")).removeprefix("torch.")
-        is_code = kind.startswith("uint")
-        return (elements if is_code else elements / unit, scales * unit, *more)
-
-    return of_units

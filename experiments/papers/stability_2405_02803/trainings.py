@@ -230,16 +230,19 @@ def _look(taken: Sequence[tuple[Sequence[Place], Any, list[Any]]], t: Training) 
         for i, arm in enumerate(arms):
             trees[arm] = jax.tree.map(lambda leaf, i=i: leaf[i], params)
             losses[arm] = float(np.mean([x[i] for x in seen])) if seen else np.nan
-    look: Look = {}
-    for pair in t.pairs:
-        for seed in range(t.seeds):
-            a, b = ((version, seed) for version in PAIRS[pair])
-            tensors = distances(trees[a], trees[b])
-            size = np.array([d.size for d in tensors])
-            apart = float(size @ np.array([d.wasserstein for d in tensors]) / size.sum())
-            largest = max(d.max_difference for d in tensors)
-            look[pair, seed] = largest, apart, losses[a], losses[a] - losses[b]
-    return look
+
+    def compared(place: Place) -> tuple[float, float, float, float]:
+        pair, seed = place
+        a, b = ((version, seed) for version in PAIRS[pair])
+        tensors = distances(trees[a], trees[b])
+        size = np.array([d.size for d in tensors])
+        apart = float(size @ np.array([d.wasserstein for d in tensors]) / size.sum())
+        largest = max(d.max_difference for d in tensors)
+        return largest, apart, losses[a], losses[a] - losses[b]
+
+    places = [(pair, seed) for pair in t.pairs for seed in range(t.seeds)]
+    with ThreadPoolExecutor() as pool:  # sorting leaves Python to others
+        return dict(zip(places, pool.map(compared, places), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

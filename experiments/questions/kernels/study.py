@@ -32,6 +32,7 @@ from roundscope.experiments.catalogue import KERNELS
 from roundscope.experiments.framework import command
 from roundscope.experiments.framework.study import Figure, Outcome, Study, Table
 from roundscope.experiments.options import KernelsOptions
+from roundscope.experiments.questions.kernels.passport import command as passport
 from roundscope.tools.errors import StorageError, bad, printable, why
 from roundscope.tools.identify.adapters import ADAPTERS, OF_FILES, kernel, plain_name
 from roundscope.tools.report.pictures import INK, QUIET, canvas
@@ -321,6 +322,9 @@ CAVEATS = (
 
 def run(options: KernelsOptions) -> int:
     """Write report.html, kernels.json, measured.json; return the exit code. Raises UsageError."""
+    passport.check(options)
+    if options.record is not None or options.compare is not None:
+        return passport.run(options)
     released, tutorial, only = options.released, options.tutorial, options.only
     if released is not None and not (released / "attention.py").is_file():
         repair = "has no attention.py; give a checkout of ucker/why-low-precision-training-fails"

@@ -11,6 +11,8 @@ few bits, and delta is rowsum(dO O) of the forward's output. Cures change that:
 * O of unrounded P: delta = rowsum(P dP), which is rowsum(dO O') with O' = P V of a P that was not
   cast, the second rule of arXiv 2603.00040;
 * L of the backward: an unmatched backward takes L from its own scores, so its P sums to 1;
+* L of rounded P: the forward adds up the P that it casts for P V, which then sums to 1, and the P
+  of a matched backward, which is not cast before dS, does not;
 * two shams of the centered delta (`attention.plans.choices.DeltaFrom`).
 
 A scale of a whole tensor is here one for each head. FP8 has P as it is, without a factor.
@@ -124,6 +126,7 @@ class Cure:
     high     whether dS is in BF16
     delta    the word of delta_from
     own      whether an unmatched backward normalizes P by itself
+    rounded  whether the row sums are those of P after its cast
     """
 
     title: str
@@ -131,6 +134,7 @@ class Cure:
     high: bool = False
     delta: str = "OUT"
     own: bool = False
+    rounded: bool = False
 
 
 NONE, CENTRED, MATCHED, HIGH = "none", "centered", "matched", "high-ds"
@@ -140,6 +144,7 @@ OWN, OWN_HIGH = "centered+own-l", "centered+own-l+high-ds"
 ROWS, SIGNS = "sham-rows", "sham-signs"
 ROWS_MATCHED, SIGNS_MATCHED = "sham-rows+matched", "sham-signs+matched"
 SHAMS, SHAMS_MATCHED = (ROWS, SIGNS), (ROWS_MATCHED, SIGNS_MATCHED)
+OF_ROUNDED, CENTRED_OF_ROUNDED = "matched+rounded-l", "centered+matched+rounded-l"
 CURES = {
     NONE: Cure(title="none"),
     CENTRED: Cure(title="delta centered", delta="CENTRED"),
@@ -162,6 +167,10 @@ CURES = {
         delta="CENTRED",
         own=True,
     ),
+    OF_ROUNDED: Cure(title="matched, L of rounded P", matched=True, rounded=True),
+    CENTRED_OF_ROUNDED: Cure(
+        title="centered, matched, L of rounded P", matched=True, delta="CENTRED", rounded=True
+    ),
     BOTH: Cure(title="matched, high-precision dS", matched=True, high=True),
     BOTH_OF_P: Cure(
         title="matched, high-precision dS, O of unrounded P", matched=True, high=True, delta="P_DP"
@@ -180,7 +189,8 @@ def words(recipe: str, cure: str) -> str:
     r = RECIPES[recipe]
     backward = [r.matched, f"P_B={r.p}" if r.p else ""] if own.matched else [UNMATCHED]
     backward += ["lse_again=true"] if own.own else []
-    parts = [r.forward, *backward, *([] if own.high else [f"DS={r.ds}"]), *delta]
+    sums = "row_sum_of=P" if own.rounded else ""
+    parts = [r.forward, sums, *backward, *([] if own.high else [f"DS={r.ds}"]), *delta]
     return " ".join(part for part in parts if part)
 
 

@@ -40,6 +40,7 @@ from roundscope.experiments.questions.lowbit.recipes import (
     HIGH,
     MATCHED,
     NONE,
+    OWN,
     OWN_HIGH,
     RECIPES,
     ROWS,
@@ -63,6 +64,7 @@ class Claim(NamedTuple):
 REPLACES = (
     Claim("a centered delta replaces matched recomputation, dS in BF16", CENTRED_HIGH, BOTH),
     Claim("... if the backward also normalizes P by itself", OWN_HIGH, BOTH),
+    Claim("... and dS has few bits", OWN, BOTH),
     Claim("a centered delta replaces a high-precision dS, matched", CENTRED_MATCHED, BOTH),
     Claim("... even beside O of unrounded P", CENTRED_MATCHED, BOTH_OF_P),
     Claim("a centered delta alone replaces both", CENTRED, BOTH),
@@ -215,8 +217,9 @@ def answer(r: Results) -> str:
         matched = lost(r, rate, (MATCHED, CENTRED_MATCHED, BOTH, BOTH_OF_P))
         parts.append(
             f"At rate {rate:g}, without matched recomputation {lost(r, rate, (NONE, HIGH))} runs"
-            f" diverged, and {lost(r, rate, (CENTRED, CENTRED_HIGH))} with a centered delta; with"
-            f" matched recomputation {matched}. Matched, dS in few bits with a centered delta ends"
+            f" diverged, {lost(r, rate, (CENTRED, CENTRED_HIGH))} with a centered delta, and"
+            f" {lost(r, rate, (OWN, OWN_HIGH))} with one and an L of the backward; with matched"
+            f" recomputation {matched}. Matched, dS in few bits with a centered delta ends"
             f" {told(values)} nats above dS in BF16 (mean of {count} recipes), and {told(further)}"
             f" above dS in BF16 with O of unrounded P ({others})"
         )

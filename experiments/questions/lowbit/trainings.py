@@ -27,9 +27,9 @@ from roundscope.experiments.questions.lowbit.recipes import (
     NONE,
     OWN,
     OWN_HIGH,
-    ROWS_MATCHED,
     SHAMS,
     SHAMS_MATCHED,
+    SIGNS_MATCHED,
     pairs,
     words,
 )
@@ -67,6 +67,14 @@ ABOUT = "measured in the middle and at the end, on the first sequence"
 SIZES: dict[str, Any] = {"layers": 2, "heads": 4, "width": 128, "context": 64, "batch": 16}
 WHOLE = (NONE, CENTRED, *SHAMS, MATCHED, HIGH, CENTRED_MATCHED, CENTRED_HIGH, BOTH, BOTH_OF_P)
 FEW = (NONE, CENTRED, MATCHED, CENTRED_MATCHED, BOTH)
+PLAIN = ("nvfp4", "int8", "mxfp4", "int4", "fp8-block")  # one recipe of each format
+
+
+def _each(recipes: Sequence[str], cures: Sequence[str]) -> list[tuple[str, str]]:
+    """Return every recipe with every cure."""
+    return [(recipe, cure) for recipe in recipes for cure in cures]
+
+
 QUICK = Scale(
     name="quick",
     config=Config(
@@ -90,17 +98,18 @@ FULL = Scale(
     pairs={
         1e-2: [
             *((recipe, cure) for recipe, cure in pairs() if cure in WHOLE or recipe == BF16),
-            *(("nvfp4", cure) for cure in (*SHAMS_MATCHED, OWN, OWN_HIGH)),
-            *(("int8", cure) for cure in SHAMS_MATCHED),
-            ("mxfp4", ROWS_MATCHED),
+            *_each(PLAIN, (*SHAMS_MATCHED, OWN, OWN_HIGH)),
         ],
         3e-3: [
             (BF16, NONE),
             (BF16, CENTRED),
             (FP32, NONE),
-            *(("nvfp4", cure) for cure in (*FEW, OWN, OWN_HIGH, BOTH_OF_P)),
-            *(("int8", cure) for cure in (*FEW, BOTH_OF_P)),
-            *(("mxfp4", cure) for cure in FEW),
+            *_each(PLAIN, (*FEW, OWN, OWN_HIGH)),
+            *_each(("nvfp4", "int8"), (BOTH_OF_P,)),
+            *_each(("nvfp4", "int8", "mxfp4"), SHAMS),
+            *_each(("int4", "fp8-block"), SHAMS_MATCHED),
+            ("mxfp4", SIGNS_MATCHED),
+            *_each(("nvfp4-turned",), (NONE, CENTRED)),
         ],
     },
 )

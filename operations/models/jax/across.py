@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from roundscope.emu.errors import known_arguments
 from roundscope.operations.models.comparing.shares import Share, shares
 from roundscope.operations.models.jax.program import Constant, Program
 from roundscope.operations.models.jax.running import bound
@@ -19,6 +20,7 @@ from roundscope.operations.models.replay import log_softmax, same, wide
 from roundscope.operations.models.tape import PASSED
 
 
+@known_arguments
 def across(side: Side) -> dict[str, Share]:
     """Return how much of what XLA does across operations it does with the results of each.
 

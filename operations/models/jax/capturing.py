@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from roundscope.attention.models.capture_file import file_given
+from roundscope.emu.errors import known_arguments
 from roundscope.operations.models.jax.arrays import JaxArrays
 from roundscope.operations.models.jax.recording import (
     WHOLE,
@@ -25,6 +26,7 @@ from roundscope.operations.models.tape import Entry, Runner, Tape
 from roundscope.operations.models.tape_file import LIMIT, save_tape
 
 
+@known_arguments
 @contextmanager
 def capture_operations(
     path: str | os.PathLike[str],

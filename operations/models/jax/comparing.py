@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.shown import shown
 from roundscope.operations.models.comparing.comparison import Comparison
 from roundscope.operations.models.comparing.tapes import compare_tapes
@@ -17,6 +18,7 @@ from roundscope.operations.models.tape_file import load_tape
 Given: TypeAlias = "Side | tuple[Any, ...] | str | os.PathLike[str] | Tape"
 
 
+@known_arguments
 def compare(a: Given, b: Given, *, tell: Callable[[str], None] = lambda text: None) -> Comparison:
     """Say which operation makes two runs of JAX functions differ, and its share of the gap.
 

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.shown import shown
 
 
+@known_arguments
 def decoded(prompt: int = 1) -> Callable[[nn.Module, Any], Tensor]:
     """Return a function for `run=` that reads a sequence as a server does that generated it.
 

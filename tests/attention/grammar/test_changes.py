@@ -51,6 +51,10 @@ BY_HAND = [
     ("format.O=bf16 mode.O=to-odd", BASE.at("O", "bf16", "to-odd")),
     ("O.mode=to-odd", BASE.at("O", "fp32", "to-odd")),
     ("mode=toward-zero", BASE.rounded(dict.fromkeys(Site, rounding("fp32", "toward-zero")))),
+    (
+        "O=bf16 DS=e4m3fn Q=bf16 casts=toward-zero",
+        BASE.at("O", "bf16", "toward-zero").at("DS", "e4m3fn", "toward-zero").at("Q", BF16),
+    ),
     ("PV.sum=ascending:bf16", BASE.adding("PV", Accumulator(step=BF16))),
     (
         "accumulator.PV=chunked8:bf16",

@@ -1,13 +1,14 @@
 """Plans of real kernels in words: `Plan.changed` and `differences`."""
 
 import hashlib
+import itertools
 import pickle
 from dataclasses import replace
 
 import pytest
 
 from roundscope.attention import Plan, Site
-from roundscope.attention.grammar.differences import differences
+from roundscope.attention.grammar.differences import count_of_differences, differences
 from roundscope.attention.grammar.roundings import accumulator_of, accumulator_words
 from roundscope.attention.grammar.text import plan_of
 from roundscope.attention.places import absent
@@ -225,3 +226,11 @@ def test_pickles_have_the_order_of_stored_fields():
     state = BASE.__getstate__()
     assert state[:4] == [BASE.name, BASE.roundings, BASE.accumulators, BASE.pv_into_o]
     assert state[10] == BASE.blocks and pickle.loads(pickle.dumps(BASE)) == BASE
+
+
+def test_differences_are_counted_as_they_are_named():
+    """A plan that is named by a base from which it has more changes than from another."""
+    plans = [BASE, BASE.changed("V=mxfp8_e4m3"), *(t.plan for t in TWINS.values())]
+    for plan, base in itertools.product(plans, plans[::5]):
+        own = replace(plan, name=base.name)
+        assert count_of_differences(plan, base) == len(differences(own, base))

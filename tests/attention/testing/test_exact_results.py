@@ -113,3 +113,11 @@ def test_scores_of_thousands_do_not_overflow():
     x = call()
     found = exact(replace(x, q=x.q * 1e4))
     assert all(np.isfinite(getattr(found, n)).all() for n in ("out", "dq", "dk", "dv"))
+
+
+def test_the_output_alone_is_that_with_gradients():
+    """Another output where no gradients are asked for, or gradients of 0 that look like results."""
+    x = call()
+    whole, alone = exact(x), exact(x, backward=False)
+    assert np.array_equal(alone.out, whole.out) and np.array_equal(alone.lse, whole.lse)
+    assert all(np.isnan(getattr(alone, n)).all() for n in ("dq", "dk", "dv", "rows"))

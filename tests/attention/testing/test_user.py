@@ -1,7 +1,9 @@
 """Users' functions as kernels: their library, their names of arguments, layouts and types."""
 
 import functools
+import inspect
 import sys
+from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
@@ -354,3 +356,26 @@ def test_own_backwards_of_the_libraries(library):
     found = kernel_of(both, library=library)(FLAT)
     np.testing.assert_array_equal(found.dq, 2 * FLAT.q)
     np.testing.assert_array_equal(found.dv, FLAT.do)
+
+
+@pytest.mark.parametrize(
+    ("name", "default", "causal", "full"),
+    [("sliding_window", None, 5, 5), ("window_size", (-1, -1), (4, 0), (4, 4))],
+)
+def test_a_window_is_given_by_the_function_s_own_name(name, default, causal, full):
+    """A window that is lost, or is given in another library's meaning."""
+    told = []
+
+    def own(q, k, v, *, scale, is_causal, **more):
+        told.append(more[name])
+        return q
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    given = [p for p in inspect.signature(own).parameters.values() if p.name != "more"]
+    own.__signature__ = inspect.Signature(
+        [*given, inspect.Parameter(name, keyword, default=default)]
+    )
+    kernel = kernel_of(own, library="numpy")
+    for is_causal in (True, False):
+        kernel(replace(X, window=5, is_causal=is_causal))
+    assert told == [causal, full]

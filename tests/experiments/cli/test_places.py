@@ -92,3 +92,11 @@ def test_a_device_is_never_replaced_or_read(roundscope, tmp_path, monkeypatch):
 def test_words_that_cannot_be_read_are_one_line(roundscope, words, told):
     code, out, err = roundscope(*words)
     assert (code, out, err.count("\n")) == (2, "", 1) and told in err
+
+
+def test_a_page_has_the_name_of_a_page(roundscope, tmp_path, monkeypatch):
+    """`report` writes a file, every other command a folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("a_file").write_text("")
+    code, _, err = roundscope("report", "a_file", "--out", "drawn")
+    assert code == 2 and "drawn.html" in err and not Path("drawn").exists()

@@ -131,6 +131,35 @@ def test_a_decision_that_flips_comes_first():
     assert found.total.end == pytest.approx((2 * 2**0.5) / (1 + 1 + 4 + 1 + 1 + 9) ** 0.5, rel=1e-4)
 
 
+class Cancelled(nn.Module):
+    """A router whose scores are sums of two norms: the roundings of one alone turn a decision.
+
+    In units of 2^-8 the second score exceeds the first by 0.9 - 0.8 + 0.1. The first norm rounds
+    0.9 away, the second 0.8: with both 0.1 is left, with the first alone -0.7.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = RoughRMSNorm(2), RoughLayerNorm(2)
+        self.one.weight.data = torch.tensor([1.0, 1 + 0.9 / 256], dtype=torch.float64)
+        self.two.weight.data = torch.tensor([1 + 0.8 / 256, 1.0], dtype=torch.float64)
+
+    def forward(self, x):
+        one, two = self.one(x), self.two(x)
+        chosen = (one + two + x * x.new_tensor([0.0, 0.1 / 256])).topk(1, -1).indices
+        return torch.where(chosen == 0, one, -two)
+
+
+def test_decisions_are_told_of_the_group_that_alone_makes_them():
+    """A flip that another group's error takes back, or that is told of the group that does."""
+    x = torch.tensor([[1.0, 1.0], [2.0, 1.0]], dtype=torch.float64)
+    found = error_budget(Cancelled(), {"x": x}, gradients=False)
+    flips = {line.group: [tuple(flip) for flip in line.flips] for line in found.lines}
+    assert flips == {"rms_norm": [("topk", 1, 2)], "layer_norm": []} and not found.flips
+    (said,) = [note for note in found.notes if "1 of 2 in topk" in note]
+    assert "rms_norm" in said and "layer_norm" not in said
+
+
 class Biased(nn.Module):
     """Attention with a bias that is computed of a parameter."""
 

@@ -29,6 +29,17 @@ def forward_only(q, k, v, *, scale, is_causal):
     return examine(q, k, v, record=None, **options).out
 
 
+def windowed(q, k, v, *, scale, is_causal, window=None, alignment="top-left"):
+    """A kernel that is the plan and takes a window."""
+    options = {"scale": scale, "is_causal": is_causal, "window": window, "alignment": alignment}
+    return examine(q, k, v, record=None, plan="fa2-bf16", **options).out
+
+
+def deaf(q, k, v, *, scale, is_causal, window_size=(-1, -1)):
+    """A kernel that takes a window and does not look at it."""
+    return forward_only(q, k, v, scale=scale, is_causal=is_causal)
+
+
 def picky(q, k, v, *, scale, is_causal):
     """A kernel that takes 128 tokens and nothing else."""
     if q.shape[1] != 128:

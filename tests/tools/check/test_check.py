@@ -168,7 +168,14 @@ def test_a_file_of_few_heads_says_that_means_tell_nothing(roundscope, tmp_path):
         ((f"{HERE}:good", "--seed", "-1"), "--seed -1: give 0 or more"),
         ((f"{HERE}:good", "--junit", "."), "is a folder"),
         ((f"{HERE}:shrt",), "unknown function 'shrt'; did you mean 'short'? Known: short masked"),
-        ((f"{HERE}:good", "--window", "24"), "--window 24 is for a file; save its q, k, v and out"),
+        (
+            (f"{HERE}:good", "--window", "24"),
+            "no window, so that --window 24 is for a file; add the",
+        ),
+        (
+            (f"{HERE}:windowed", "--mask", "none"),
+            "takes no mask, so that --mask none is for a file",
+        ),
         ((f"{HERE}:not_a_function",), "must be a function"),
         ((f"{HERE}:without_gpu",), "needs a GPU, and none is found here"),
         ((f"{HERE}:good", "--false-alarm", "2"), "give a probability"),
@@ -180,6 +187,16 @@ def test_wrong_words_are_refused_in_one_line(roundscope, tmp_path, words_given, 
     code, out, error = roundscope("check", *words_given, "--out", tmp_path / "never")
     assert code == 2 and said in error and len(error.strip().splitlines()) == 1
     assert out == "" and not (tmp_path / "never").exists()
+
+
+def test_a_function_is_told_of_a_window(check):
+    """A window of the command that the kernel, or the plan, never hears of."""
+    said = ("--window", "8", "--scale", "0.5", "--forward", "--only")
+    code, text, data = check(f"{HERE}:windowed", *said, "edges")
+    assert code == 0 and data["passed"], text
+    assert "window 8" in text and "assert_as_good_as" not in text
+    code, text, _ = check(f"{HERE}:deaf", *said, "envelope")
+    assert code == 1 and "no window" in text
 
 
 def test_a_module_without_a_function_is_told_which_it_has(roundscope, tmp_path, monkeypatch):
@@ -382,7 +399,7 @@ def test_every_family_and_every_edge_is_asked_in_both_kinds_of_calls(monkeypatch
     assert set(kinds(None)) == {f"{f}, {mode}" for f in FAMILIES for mode in ("causal", "full")}
     asked = CheckOptions(source="", claims="fa2-bf16", tokens=8, features=8)
 
-    def recorded(kernel, plan, *, features, is_causal, margins, dtype, names=None):
+    def recorded(kernel, plan, *, is_causal, names=None, **more):
         for name in edge_names(is_causal):
             if names is None or name in names:
                 yield Case(test="edges", name=name, answer=Answer.PASS, sentence="Said.")

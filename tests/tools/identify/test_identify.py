@@ -17,7 +17,7 @@ from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.tools.identify.identify import Kind, identify
-from roundscope.tools.identify.search import MOST
+from roundscope.tools.identify.search import MOST, Tries
 from roundscope.tools.tensors.files import open_tensors
 from roundscope.tools.tensors.layers import read_layers, sample_path
 from tests.checks.identify_faults import answered, faults
@@ -424,3 +424,22 @@ def test_a_library_that_is_not_there(run, monkeypatch):
 
     monkeypatch.setattr("roundscope.tools.identify.reading.kernel", missing)
     assert "KERNEL 'flex': needs torch, which is not installed here" in _refused(*run("flex"))
+
+
+def test_time_left_is_that_of_the_stage_alone():
+    """Half an hour left of a search that ends in ten seconds: an upper bound is no estimate."""
+    told = []
+    tries = Tries(8000, told.append)
+    tries.begin("tiles", 64)
+    for _ in range(64):
+        tries.count()
+    assert told[0] == "tiles: plan 16 of 64" and told[-1] == "tiles: plan 64 of 64, 0:00:00 left"
+    assert all(line.endswith(" left") for line in told[1:])
+    told.clear()
+    tries.begin("further changes")
+    for _ in range(48):
+        tries.count()
+    assert told == [f"further changes: plan {n}" for n in (16, 32, 48)]
+    tries = Tries(8, told.append)
+    tries.begin("structures", 40)
+    assert tries.plans == 8 and not tries.is_over

@@ -8,6 +8,14 @@ import pytest
 
 from roundscope.attention import Plan, examine
 from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.tools.identify.candidates import (
+    Candidate,
+    emulated,
+    forward_changes,
+    large_changes,
+    narrow_sums,
+    options_of,
+)
 from roundscope.tools.identify.identify import Kind, identify
 from roundscope.tools.identify.low_bits import of_low_bits
 
@@ -105,3 +113,63 @@ def test_an_output_of_few_bits_is_named(cast):
     out = returned(f"OUT={cast}", plan="baseline-bf16")
     found = identify(call(), Outputs(out=out), lambda words: None, budget=0)
     assert found.kind is Kind.SAME and f"OUT={cast}" in found.verdict
+
+
+def by_hand(x, adds_in_bf16):
+    """Attention in float32 with exp, and the sum of it, in BF16: added key by key, or once."""
+    t = x.q.shape[1]
+    s = np.float32(x.scale) * (x.q[0, :, 0] @ x.k[0, :, 0].T)
+    s = np.where(np.tri(t, dtype=bool), s, -np.inf).astype(np.float32)
+    e = np.exp(s - s.max(1, keepdims=True)).astype(ml_dtypes.bfloat16)
+    l = np.zeros(t, ml_dtypes.bfloat16)
+    if adds_in_bf16:
+        for j in range(t):
+            l = l + e[:, j]
+    else:
+        l = e.astype(np.float64).sum(1).astype(np.float32).astype(ml_dtypes.bfloat16)
+    exact = e.astype(np.float64) @ x.v[0, :, 0] / l.astype(np.float64)[:, None]
+    out = exact.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float32)
+    return out[None, :, None]
+
+
+def in_tensors(x, adds_in_bf16):
+    """The same as PyTorch computes it on BF16 tensors, the scores and the weights in BF16 too."""
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(a[:, :, 0].copy()).to(torch.bfloat16) for a in (x.q, x.k, x.v))
+    s = q @ k.transpose(-1, -2) * x.scale
+    s = s.masked_fill(~torch.tril(torch.ones(s.shape[-2:], dtype=torch.bool)), float("-inf"))
+    e = torch.exp(s - s.amax(-1, keepdim=True))
+    return (e / e.sum(-1, keepdim=True) @ v).float().numpy()[:, :, None]
+
+
+KERNELS = [
+    (by_hand, True, "fa2-bf16"),
+    (by_hand, False, "fa2-bf16"),
+    (in_tensors, False, "gpt-oss"),
+]
+
+
+@pytest.mark.parametrize(("kernel", "adds_in_bf16", "name"), KERNELS)
+def test_a_narrow_sum_of_narrow_exp_is_tried(kernel, adds_in_bf16, name):
+    """EXP and its sum both in BF16, where neither change alone is nearer."""
+    x = call()
+    keys, out = x.q.shape[1], kernel(x, adds_in_bf16)
+    structure = Candidate(plan=Plan.preset(name), block_k=keys)
+
+    def share(c):
+        return (emulated(c, x.q, x.k, x.v, **options_of(x)).out == out).mean()
+
+    tried = {c.change: share(c) for c in narrow_sums(structure, keys)}
+    assert share(structure) < 0.8 and max(tried.values()) > 0.999, tried
+    wanted = {c.key for c in narrow_sums(structure, keys)}
+    assert wanted <= {c.key for some in large_changes(structure, keys) for c in some}
+    assert wanted <= {c.key for c in forward_changes(structure)}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("kernel", "adds_in_bf16", "name"), KERNELS)
+def test_a_narrow_sum_is_named(kernel, adds_in_bf16, name):
+    """ "No rounding explains this" of a softmax by hand in BF16."""
+    found = identify(call(), Outputs(out=kernel(call(), adds_in_bf16)), lambda words: None)
+    assert found.kind in (Kind.SAME, Kind.NEAR) and "EXP=bf16" in found.verdict
+    assert ("ROWSUM.sum=ascending:bf16" if adds_in_bf16 else "ROWSUM=bf16") in found.verdict

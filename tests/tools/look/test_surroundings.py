@@ -10,7 +10,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from roundscope.emu.backends import kept
 from roundscope.tools import compile_cache
 from roundscope.tools.look import probes, self_check, surroundings
-from roundscope.tools.look.doctor import devices, parts_of
+from roundscope.tools.look.doctor import _found, devices, parts_of
 from roundscope.tools.report.model import Text
 
 
@@ -160,3 +160,7 @@ def test_every_row_that_is_not_right_says_what_to_do(run_doctor, tmp_path, monke
         "cache of JAX",
     ]
     assert "what to do" in roundscope("doctor")[1] and os.environ["XDG_CACHE_HOME"]
+
+
+def test_doctor_names_the_packages_of_models_that_are_here():
+    assert _found(("numpy", "no-such-package")).keys() == {"python", "numpy"}

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import torch.nn.functional as F
 from torch import Tensor
 
-from roundscope.emu.errors import unknown
+from roundscope.emu.errors import known_arguments, unknown
 from roundscope.emu.shown import shown
 from roundscope.operations.models.budget import ModelBudget
 from roundscope.operations.models.replay import check_replays
@@ -19,6 +19,7 @@ from roundscope.operations.models.torch.recording.record import record
 from roundscope.operations.models.torch.side import Side
 
 
+@known_arguments
 def error_budget(
     model: Any,
     inputs: Any,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from roundscope.emu.errors import known_arguments
 from roundscope.emu.shown import shown
 from roundscope.operations.models.comparing.comparison import Comparison
 from roundscope.operations.models.comparing.tapes import compare_tapes
@@ -28,6 +29,7 @@ Given: TypeAlias = "Side | tuple[Any, ...] | str | os.PathLike[str] | Tape"
 Other: TypeAlias = "Given | Mapping[str, Any]"
 
 
+@known_arguments
 def compare(a: Given, b: Other, *, tell: Callable[[str], None] = lambda text: None) -> Comparison:
     """Say which operation makes two runs of a model differ, and how much of the gap it is worth.
 

@@ -69,7 +69,9 @@ def with_plans(
         calls = calls_of(a, entry.number)
         others = [] if other is None else calls_of(b, other)
         said = (
-            explained(calls, depth=0) if lacks[0] and calls and _kind(calls) not in lost else None
+            explained(calls, depth=0, device=a.about.get("device", ""))
+            if lacks[0] and calls and _kind(calls) not in lost
+            else None
         )
         if said is None or not others:
             pass
@@ -86,7 +88,7 @@ def with_plans(
     for number in sorted(alone):
         calls = calls_of(b, number)
         if calls and _kind(calls) not in lost:
-            said = explained(calls, depth=0)
+            said = explained(calls, depth=0, device=b.about.get("device", ""))
             _alone(b, b.entries[number], said, runners[1])
             if not said.is_found:
                 lost.add(_kind(calls))
@@ -131,4 +133,5 @@ def words_by_plan(tape: Tape, number: int) -> str:
     if isinstance(runner, Emulated):
         return runner.words
     calls = calls_of(tape, number)
-    return explained(calls, depth=0).name if calls else ""
+    device = tape.about.get("device", "")
+    return explained(calls, depth=0, device=device).name if calls else ""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from roundscope.attention.models.capture_file import file_given
+from roundscope.emu.errors import known_arguments
 from roundscope.operations.models.tape_file import LIMIT, save_tape
 from roundscope.operations.models.torch.recording.ended import ended
 from roundscope.operations.models.torch.recording.record import recording
@@ -17,6 +18,7 @@ from roundscope.operations.models.torch.recording.recorder import Pass, Recorder
 from roundscope.operations.models.torch.side import result_of
 
 
+@known_arguments
 @contextmanager
 def capture_operations(
     model: nn.Module,

@@ -45,6 +45,7 @@ def test_cures_are_what_their_names_say():
         is_matched = not plan.inputs_again or plan.event(Site.KB) == plan.event(Site.K)
         assert is_matched == how.matched
         assert str(plan.delta_from) == how.delta
+        assert (plan.row_sum_of is Site.P) == how.rounded and plan.lse_again == how.own
     assert len({plan_of(*pair) for pair in recipes.pairs()}) == len(recipes.pairs())
 
 

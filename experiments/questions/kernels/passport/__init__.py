@@ -1,0 +1,1 @@
+"""The passport of kernels: which release of a library computes which bits."""
