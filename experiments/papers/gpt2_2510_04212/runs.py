@@ -1,33 +1,27 @@
-"""How far does a training of GPT-2 small's own size get, on the arithmetic of arXiv 2510.04212?
+"""The training of the study, and what of its log is kept: `roundscope train` in the folder `run`.
 
 All arms do each step one after the other on one GPU, on the same bytes, attention in fused kernels.
-The training is a run of `roundscope train` in the folder `run` of the study's: it writes
-checkpoints, and the same command goes on from the last one, with the bits of a run that was not
-stopped. What is drawn is kept apart, in a small file.
+The training writes checkpoints and goes on from the last one, with the bits of one that was not
+stopped.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure as Picture
 
-from roundscope.experiments.framework.counts import counted, signs, times
 from roundscope.experiments.framework.store import opened
-from roundscope.experiments.framework.study import Figure, Outcome, Study, Table
-from roundscope.experiments.framework.verdicts import Verdict, Word, number, verdict_on
-from roundscope.experiments.framework.words import in_words, unnamed
+from roundscope.experiments.framework.study import Outcome
 from roundscope.experiments.options import TrainOptions
 from roundscope.experiments.train import checkpoint, origins
 from roundscope.experiments.train.config import AUTOCAST, LOG, PALLAS, Config, deciding, unusual
 from roundscope.experiments.train.gpt.engines import has_device
 from roundscope.experiments.train.record import last_start, rows, training
 from roundscope.experiments.train.run.command import train
-from roundscope.experiments.train.spikes import followed
+from roundscope.experiments.train.spikes import followed, growth
 from roundscope.tools.errors import bad
-from roundscope.tools.report.pictures import COLOURS, canvas
 from roundscope.tools.results.run import Run, key_of
 
 NAME = "gpt2"
@@ -94,9 +88,11 @@ class Condition:
 class Results:
     """The runs by condition, as far as they got, and the tokens of a step.
 
-    A point of a curve is (steps done, mean loss, mean norm of the gradient). `looks` of a run's
-    extra are (step, share of the gradient of W_Q that comes from rows of dS that do not sum to 0,
-    NaN in FP32, largest norm of a head's W_Q).
+    A point of a curve is (steps done, mean loss, mean norm of the gradient). A run's extra has:
+
+    spikes   of the loss;  grown: the step from which the norms have grown tenfold (`growth`) or NaN
+    looks    (step, share of the gradient of W_Q that comes from rows of dS that do not sum to 0,
+             NaN in FP32, largest norm of a head's W_Q)
     """
 
     runs: Mapping[Condition, Run[Condition]]
@@ -113,42 +109,6 @@ class Results:
 
 
 CONDITIONS = tuple(Condition(row=row, rate=rate) for row, rate in ARMS)
-
-
-def asked(quick: bool) -> Study[Results]:
-    """Return the study at the scale of --quick, or in full."""
-    config = QUICK if quick else FULL
-    return Study(
-        name=NAME,
-        question="How far does GPT-2 small's own size get on the released code's arithmetic, and"
-        " what diverges until there?",
-        paper="arXiv 2510.04212, at its model's own size",
-        measure=lambda folder, draw: measured(config, folder, draw),
-        unit="steps of every arm",
-        answer=answer,
-        claims=claims,
-        figures=[Figure(title="What diverges at GPT-2's size?", draw=draw, caption=CAPTION)],
-        tables=[TABLE],
-        rules=("Fails: a one-sided sign test over seeds against FP32; one seed decides nothing.",),
-        caveats=CAVEATS,
-        about={"model": in_words(config), "rate": f"constant after {config.warmup} steps"},
-        config=unnamed(config),
-        scale="quick" if quick else "full",
-    )
-
-
-CAPTION = (
-    "Mean loss of 25 steps; the share of the gradient of W_Q that comes from rows of dS that do not"
-    " sum to zero, above 0.1 an alarm, not measured in FP32; and the largest norm of a head's"
-    " W_Q. A color is an arithmetic, a dash a rate."
-)
-CAVEATS = (
-    "One seed. Bytes of Python's sources in place of OpenWebText's tokens, so that the embedding"
-    " has 0.2 million numbers and not 38.6; 8,192 tokens a step in place of 524,288; a constant"
-    " rate after a short warm-up in place of 2,000 steps of warm-up and a cosine. Kernels have"
-    " tiles of 64 x 64, the released code 512 x 512. Linear layers round as under autocast, in the"
-    " device's own order of sums."
-)
 
 
 def measured(config: Config, folder: Path, draw: bool) -> tuple[Outcome, Results | None]:
@@ -224,7 +184,11 @@ def _run(
         diverged=follow.diverged()[0],
         loss=float(follow.final()[0]),
         curve=tuple(curve),
-        extra={"spikes": int(follow.spikes[0]), "looks": tuple(looks)},
+        extra={
+            "spikes": int(follow.spikes[0]),
+            "grown": growth(norm[:, None])[0],
+            "looks": tuple(looks),
+        },
     )
 
 
@@ -244,100 +208,7 @@ def _looks(folder: Path) -> dict[str, list[tuple[float, ...]]]:
     return found
 
 
-def answer(r: Results) -> str:
-    """Return what was reached, what diverged, and how much farther the paper's failure is."""
-    lost = "; ".join(c.name for c, run in r.runs.items() if run.diverged is not None)
-    tokens = r.steps * r.tokens
-    ratio = FAILED_AT * PAPER_BATCH / tokens
-    return (
-        f"{len(r.runs)} arms did {r.steps} steps of {r.tokens:,} tokens each, {tokens / 1e6:.3g}"
-        f" million tokens. Diverged: {lost or 'none'}. The paper's failure, near step"
-        f" {FAILED_AT:,} of {PAPER_BATCH:,} tokens, came after {ratio:.3g} times as many tokens."
-    )
-
-
-def claims(r: Results) -> Iterator[Verdict]:
-    """Yield a verdict for each rate, and that on the paper's own failure."""
-    for rate in dict.fromkeys(c.rate for c in r.runs):
-        own, exact = r.at(ITSELF, rate), r.at(EXACT, rate)
-        if own and exact:
-            word = signs(zip(own, exact, strict=True)).word
-            said = f"{counted(own)}; FP32 {times(exact)}"
-            yield verdict_on("0", "diverges earlier than FP32", f"rate {rate:g}", word, said)
-    reached = f"{r.steps} steps of {r.tokens:,} tokens"
-    claim = f"it fails after some {FAILED_AT:,} steps of {PAPER_BATCH:,} tokens"
-    yield verdict_on("0", claim, f"rate {PAPER_RATE:g}", Word.NOT_TESTABLE, reached)
-
-
-def draw(r: Results) -> Picture:
-    """Draw loss, drift and largest query norm of every arm."""
-    figure, ((left, middle, right),) = canvas(3.4, 1, 3)
-    rates = sorted({c.rate for c in r.runs})
-    colours = dict(zip(ROWS, COLOURS, strict=False))
-    for c, run in r.runs.items():
-        look = {
-            "color": colours[c.row],
-            "ls": ("-", "--", ":")[rates.index(c.rate) % 3],
-            "lw": 1.2,
-        }
-        steps, loss, _ = np.array(run.curve, float).T
-        left.plot(steps, loss, label=c.name, **look)
-        if looks := run.extra["looks"]:
-            at, share, norm = np.array(looks, float).T
-            middle.plot(at, share, **look)
-            right.plot(at, norm, **look)
-    middle.axhline(0.1, color="#9aa5b1", lw=0.8)
-    middle.set_yscale("log")
-    for ax, label in ((left, "loss, nats"), (middle, "share of drift"), (right, "largest |W_Q|")):
-        ax.set(xlabel="steps", ylabel=label)
-    left.legend(fontsize=7, frameon=False)
-    return figure
-
-
-def lines(r: Results) -> Iterable[list[str]]:
-    """Return a line for each arm."""
-    for record in records(r):
-        shown = (record["loss"], record["largest drift"], record["largest |W_Q|"])
-        yield [
-            str(record["row"]),
-            f"{record['rate']:g}",
-            f"{record['steps']}",
-            f"{record['million tokens']:.3g}",
-            "-" if record["diverged"] is None else f"{record['diverged']}",
-            f"{record['spikes']}",
-            *map(number, shown),
-        ]
-
-
-def records(r: Results) -> list[dict[str, Any]]:
-    """Return a record for each arm."""
-    found = []
-    for c, run in r.runs.items():
-        looks = np.array(run.extra["looks"], float).reshape(-1, 3)
-        largest = looks.max(0, initial=-np.inf) if len(looks) else np.full(3, np.nan)
-        found.append(
-            {
-                "row": c.row,
-                "rate": c.rate,
-                "steps": run.steps,
-                "million tokens": run.steps * r.tokens / 1e6,
-                "diverged": run.diverged,
-                "spikes": run.extra["spikes"],
-                "loss": run.loss,
-                "largest drift": float(largest[1]),
-                "largest |W_Q|": float(largest[2]),
-            }
-        )
-    return found
-
-
-HEADS = ("attention", "rate", "steps", "M tokens", "diverged", "spikes", "loss", "drift", "|W_Q|")
-TABLE = Table(
-    name="arms",
-    title="Every arm",
-    heads=HEADS,
-    rows=lines,
-    records=records,
-    note="Loss: the mean of the last 50 steps, in nats; drift and |W_Q|: the largest of all looks.",
-    shown=tuple(range(len(HEADS))),
-)
+def grown_step(run: Run[Condition]) -> int | None:
+    """Return the step from which a run's gradients have grown tenfold, or None."""
+    at = run.extra["grown"]
+    return None if at is None or np.isnan(at) else int(at)
