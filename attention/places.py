@@ -80,7 +80,7 @@ def absent(plan: Plan, site: Site) -> tuple[str, str] | None:
         return f"{plan.name} normalises before P V and never rescales", "P, PV or OUT"
     if site in OF_BIAS and not plan.biased:
         return f"{plan.name} has no bias; in words, biased=true comes before {site}", site.instead
-    if site.instead and not _of_kernel(plan)[site]:
+    if site.instead and not _steps(plan)[site]:
         return (
             f"{plan.name} has no step {site} ({site.formula}), which only some kernels have",
             site.instead,
@@ -101,6 +101,18 @@ OF_SPLITS = (
     Site.SW,
     Site.SO,
 )
+
+
+# the plan that was asked about last, since all its sites are asked about, and its answer
+_LAST: list[tuple[Plan | None, dict[Site, bool]]] = [(None, {})]
+
+
+def _steps(plan: Plan) -> dict[Site, bool]:
+    last, found = _LAST[0]
+    if last is not plan:
+        found = _of_kernel(plan)
+        _LAST[0] = (plan, found)
+    return found
 
 
 def _of_kernel(plan: Plan) -> dict[Site, bool]:

@@ -40,5 +40,9 @@ def capture(  # type: ignore[no-redef]  # attention's own has the star
     if what == "operations":
         return capture_operations(model, path, **options)
     if what != "attention":
-        raise ValueError(f"what={what!r}: must be 'attention' or 'operations'")
+        hint = "; 'attention' has the gradients too, if a backward runs within"
+        raise ValueError(
+            f"what={what!r}: must be 'attention' or 'operations'"
+            f"{hint if 'grad' in str(what).lower() or 'back' in str(what).lower() else ''}"
+        )
     return _capture_attention(model, path, **options)

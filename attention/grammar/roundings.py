@@ -20,7 +20,7 @@ from roundscope.emu.blocks.names import is_of_blocks
 from roundscope.emu.errors import unknown
 from roundscope.emu.roundings.modes import BINARY32, Rounding, parted
 from roundscope.emu.sums.accumulator import Accumulator, Order
-from roundscope.emu.sums.tensor_cores import ARCHITECTURES
+from roundscope.emu.sums.tensor_cores import ARCHITECTURES, products_of
 from roundscope.events.event import Event, event_to
 from roundscope.events.plan import BasePlan
 
@@ -102,6 +102,11 @@ def accumulator_of(text: str) -> Accumulator:
             each = " ".join(f"{order}:{name}" for name in types)
             raise ValueError(f"accumulator '{order}': say the type of the factors too: {each}")
         core = Accumulator.tensor_core(arch, *step.split(":", 1))
+        if re.fullmatch("m[0-9]+n[0-9]+k[0-9]+|[0-9]+x[0-9]+x[0-9]+", products):
+            try:
+                return replace(core, chunk=products_of(arch, step.split(":")[0], products))
+            except ValueError as error:
+                raise ValueError(f"accumulator '{text}': {error}") from None
         return _of_products(core, text, products) if shorter else core
     chunk = re.fullmatch(
         r"(chunked|strided|octets|octet-pairs|warps|(?:quad|octet)-(?:warps|strides)|block|cascade)([0-9]+)",

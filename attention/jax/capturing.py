@@ -12,6 +12,7 @@ import jaxlib.version
 
 from roundscope.attention.jax.tapping import Call, heard_by, listening, send
 from roundscope.attention.models.capture_file import (
+    ENDED,
     Captured,
     Choice,
     choice_given,
@@ -94,7 +95,7 @@ def capture(
         with listening(*heard_by(), recorder):
             yield calls
     except BaseException as error:
-        write(f"ended by {type(error).__name__}")
+        write(f"{ENDED} {type(error).__name__}")
         raise
     write("")
     if not calls:

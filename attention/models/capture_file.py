@@ -39,6 +39,7 @@ from roundscope.emu.whole_files import path_given, whole_file
 
 FORMAT = "roundscope-capture-1"
 LAYOUT = "BNTH"
+ENDED = "ended by"  # how the remark of a file begins whose capture an error ended
 TENSORS = ("q", "k", "v", "mask", "bias", "out", "do", "dq", "dk", "dv", "sinks")
 OF_QUERIES = ("q", "out", "do", "dq")
 OF_CALLS = (

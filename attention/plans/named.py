@@ -17,6 +17,7 @@ from roundscope.events.plan import base_name, half
 
 SUFFIX = "-fp16"  # of the name of a preset or a twin, for the same in FP16
 FORMATS = {"bfloat16": BF16.format, "float16": FP16.format}
+WIDE = ("float32", "float64")
 
 
 def preset(name: str) -> Plan:
@@ -110,17 +111,22 @@ def fitting(name: str, types: Iterable[str]) -> str:
     return name + SUFFIX if "float16" in own and "bfloat16" not in own else name
 
 
-def note_on_types(plan: Plan, types: Iterable[str]) -> str | None:
+def note_on_types(plan: Plan, types: Iterable[str], *, wide: bool = False) -> str | None:
     """Return what to say of q, k and v of one 16-bit type that a plan rounds to the other, or None.
 
     types: the names of the types of q, k and v
+    wide: whether to say it of float32 and float64 too, as of a model's, whose types are its own
     """
     for site, kind in zip((Site.Q, Site.K, Site.V), types, strict=False):
         to = plan[site].format
-        if kind in FORMATS and to in FORMATS.values() and to != FORMATS[kind]:
+        is_wide = wide and kind in WIDE
+        if (is_wide or kind in FORMATS) and to in FORMATS.values() and to != FORMATS.get(kind):
             rounded = (
                 f"{str(site).lower()} is {kind}, and the plan {plan.name} rounds it to {to.name}"
             )
             other = f"; {base_name(plan.name)}{SUFFIX} is the plan in FP16"
-            return f"{rounded}, which is part of its errors{other if to == BF16.format else ''}"
+            if is_wide:
+                other = "; autocast does so before the kernel, and the plan fp32 rounds to FP32"
+            tail = other if is_wide or to == BF16.format else ""
+            return f"{rounded}, which is part of its errors{tail}"
     return None

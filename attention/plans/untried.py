@@ -42,10 +42,11 @@ def aiter_ck() -> Plan:
     The equations are those of ck_tile's pipelines (ROCm/composable_kernel at 8e22e1ae,
     include/ck_tile/ops/fmha/pipeline): P and P of the backward, dS, the output and the gradients
     are cast, scores and sums are binary32, and delta reads the cast output. Key tiles go up; they
-    have 128 keys, or 64 with 64 features or fewer. Not compared with hardware; the order and the
-    arithmetic of the matrix unit's sums, and its approximations of 2^x and log2, are not modelled.
+    have 128 keys, or 64 with 64 features or fewer. Products are on the matrix cores of CDNA3, by a
+    published model of these (`@cdna3`). Not compared with hardware; the approximations of 2^x and
+    log2, and the order in which rows are added up, are not modelled.
     """
-    return _read("aiter-ck", f"{COMPOSABLE_KERNEL} casts=toward-zero")
+    return _read("aiter-ck", f"{COMPOSABLE_KERNEL} casts=toward-zero", "fa2-bf16@cdna3")
 
 
 def aiter_asm() -> Plan:
@@ -62,7 +63,7 @@ def aiter_asm() -> Plan:
     Not compared with hardware, and the binaries have no public source: that they compute and cast
     as `aiter-ck` does is an assumption.
     """
-    return _read("aiter-asm", f"{COMPOSABLE_KERNEL} casts=ties-to-away")
+    return _read("aiter-asm", f"{COMPOSABLE_KERNEL} casts=ties-to-away", "fa2-bf16@cdna3")
 
 
 def tpu_splash() -> Plan:

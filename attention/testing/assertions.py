@@ -198,6 +198,8 @@ def message(name: str, compared: Comparison) -> str:
         lines[0] = f"{name} is not as good as {compared.plan}: {compared.cause}."
     if more > 0:
         lines.append(f"  and {more} more")
+    if compared.known:
+        lines.append(f"  {compared.known}")
     shares = ", ".join(f"{share_words(share, 4)} of {n}" for n, share in compared.equal.items())
     lines.append(f"  bits equal to the plan's: {shares}; {compared.heads} heads compared")
     return "\n".join(lines)

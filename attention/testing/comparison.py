@@ -28,6 +28,7 @@ from roundscope.attention.testing.causes import of_output
 from roundscope.attention.testing.errors import STATISTICS, Errors, Gross, Margins, Pair
 from roundscope.attention.testing.exact import RESULTS
 from roundscope.attention.testing.foreign.user import Kernel, Unavailable
+from roundscope.attention.testing.known import known_of
 from roundscope.attention.testing.reference import Reference
 from roundscope.attention.testing.suspects import explained
 from roundscope.emu.stats.comparison import agree
@@ -162,6 +163,7 @@ class Comparison:
         gross: Heads whose errors no order of additions explains.
         suspect: Which mistake in the code explains the grossest of them, in words; "" if none does.
         other: Which other arithmetic or place explains the output, in words; "" if none does.
+        known: What was known of this kernel before, if it is not fine; "" if nothing.
         left_out: The kinds of inputs that were not drawn, since a gross failure came before.
         sums: The largest error of L, the logarithm of the row sums, of the kernel and of the plan,
             by the kind of inputs, if the kernel returns L.
@@ -178,6 +180,7 @@ class Comparison:
     gross: list[Gross] = field(default_factory=list)
     suspect: str = ""
     other: str = ""
+    known: str = ""
     left_out: list[str] = field(default_factory=list)
     sums: dict[str, tuple[float, float]] = field(default_factory=dict)
     raised: dict[str, str] = field(default_factory=dict)
@@ -324,6 +327,8 @@ def compare(
         if (is_sequential and not any(are_open)) or (stop and not answer.is_fine):
             break
     answer.equal = {name: float(np.mean(shares)) for name, shares in bits.items()}
+    if not (answer.is_fine or answer.gross):
+        answer.known = known_of(kernel, x)
     answer.seconds = time.perf_counter() - began
     return answer
 

@@ -10,6 +10,8 @@ import numpy as np
 from roundscope.attention.testing.calls import Inputs
 
 RESULTS = ("out", "dq", "dk", "dv")
+PIECE = 2**18  # multiplications up to which OpenBLAS uses one thread
+LEAST_ROWS = 4  # of a piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,17 +68,31 @@ def exact(x: Inputs, backward: bool = True) -> Exact:
             for a in (x.q[i, :, j], x.k[i, :, key], x.v[i, :, key], x.do[i, :, j])
         )
         sink = None if x.sinks is None else float(x.sinks[j])
-        p, slope, lse[i, j] = _weights(x.scale * (q @ k.T), sees[i, j], x.softcap, sink)
-        out[i, :, j] = p @ v
+        p, slope, lse[i, j] = _weights(x.scale * product(q, k.T), sees[i, j], x.softcap, sink)
+        out[i, :, j] = product(p, v)
         if not backward:
             continue
-        dp = do @ v.T
+        dp = product(do, v.T)
         ds = p * (dp - (do * out[i, :, j]).sum(1, keepdims=True)) * slope
-        dq[i, :, j] = x.scale * (ds @ k)
-        dk[i, :, key] += x.scale * (ds.T @ q)
-        dv[i, :, key] += p.T @ do
+        dq[i, :, j] = x.scale * product(ds, k)
+        dk[i, :, key] += x.scale * product(ds.T, q)
+        dv[i, :, key] += product(p.T, do)
         rows[i, j] = np.abs(ds).sum(1)
     return Exact(out=out, dq=dq, dk=dk, dv=dv, rows=rows, lse=lse)
+
+
+def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return a @ b of two matrices, small ones in pieces that a BLAS computes in this thread alone.
+
+    With threads a small product takes many times more processor time: after it they wait busily.
+    """
+    rows = PIECE // max(b.size, 1)
+    if rows < LEAST_ROWS or len(a) <= rows:
+        return np.asarray(a @ b)
+    out = np.empty((len(a), b.shape[1]), np.result_type(a, b))
+    for first in range(0, len(a), rows):
+        np.matmul(a[first : first + rows], b, out=out[first : first + rows])
+    return out
 
 
 def _weights(

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 
 from roundscope.attention.models.capture_file import (
+    ENDED,
     Captured,
     Choice,
     choice_given,
@@ -400,7 +401,7 @@ def capture(
         try:
             yield kept
         except BaseException as error:
-            write(f"ended by {type(error).__name__}")
+            write(f"{ENDED} {type(error).__name__}")
             raise
     if not recorder.records:
         raise RuntimeError(f"nothing was captured, and no file was written: {recorder.passed()}")

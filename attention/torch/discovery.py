@@ -1,39 +1,19 @@
 """Which modules of a PyTorch model call attention themselves, read from their code.
 
-Nothing is run. Names in the compiled code of a class's own methods decide, and what global names
-stand for there, as in `from torch.nn.functional import scaled_dot_product_attention as sdpa`; then
-those in functions that these call, up to `DEPTH` calls away. Functions of PyTorch and of the
-transformers library are followed within a file only. Modules of the diffusers library leave their
-attention to an object, `module.processor`: its `__call__` counts as code of the module.
+`attention.torch.reached` reads a module; here is what a whole model has, and what its user is told.
 """
 
-import dis
-from collections.abc import Collection, Iterable, Iterator
-from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from collections.abc import Collection, Iterable
 
-import torch.nn.functional as F
 from torch import nn
 
 from roundscope.attention.models.selection import Layer
-from roundscope.attention.torch.declared import MARK
+from roundscope.attention.torch.reached import calls_attention, held, is_of, writes_out
 from roundscope.emu.errors import known_arguments
 from roundscope.emu.numbers import listed
 from roundscope.emu.shown import shown
 from roundscope.emu.told import warn_outside
 
-NAMES = frozenset(
-    (
-        "scaled_dot_product_attention",
-        "ALL_ATTENTION_FUNCTIONS",  # of transformers
-        "dispatch_attention_fn",  # of diffusers
-        "multi_head_attention_forward",
-    )
-)
-OBJECTS = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
-LIBRARIES = ("torch", "transformers")
-DEPTH = 3
-PRODUCTS = frozenset(("matmul", "bmm", "baddbmm", "einsum", "__matmul__"))
 SHOWN = 4  # how many modules that write attention out are named
 MARK_IT = (
     "mark the function that computes softmax(q k^T) v with roundscope.torch.attention_function"
@@ -48,8 +28,9 @@ def attention_layers(
 
     A module is one of them if the code of its class, or a function that it calls, names
     `scaled_dot_product_attention`, the registry of the transformers or the diffusers library, or
-    the function under `nn.MultiheadAttention`, or is marked by `attention_function`. So does the
-    `processor` of a module of diffusers.
+    the function under `nn.MultiheadAttention`, or is marked by `attention_function`. A function
+    that it calls may be a global one, or the value of an attribute: itself, in a partial, a list or
+    a dictionary, or that of an object there, as the `processor` of a module of diffusers is.
 
     Args:
         model: Any `nn.Module`; a compiled model gives those of the model that was compiled.
@@ -75,12 +56,12 @@ def attention_layers(
     model = getattr(model, "_orig_mod", model)
     known = dict(model.named_modules())
     if modules is None:
-        names = [name for name, module in known.items() if _calls_attention(module)]
+        names = [name for name, module in known.items() if calls_attention(module)]
         if not names:
             raise ValueError(
                 f"model: no module of this {type(model).__name__} calls"
                 " F.scaled_dot_product_attention in its own code;"
-                f" {_way_in(written_out(model, ()))}"
+                f" {_way_in(model, written_out(model, ()))}"
             )
     else:
         names = (
@@ -109,16 +90,12 @@ def written_out(model: nn.Module, found: Collection[nn.Module]) -> list[str]:
         It is a guess: a mixture of experts may be written so too.
     """
     known = getattr(model, "_orig_mod", model).named_modules()
-    kinds: dict[type, bool] = {}
     own = {id(module) for module in found}
-    paths = []
-    for path, module in known:
-        kind = type(module)
-        if kind not in kinds:
-            kinds[kind] = _writes_out(module) and not _calls_attention(module)
-        if kinds[kind] and id(module) not in own:
-            paths.append(path)
-    return paths
+    return [
+        path
+        for path, module in known
+        if id(module) not in own and writes_out(module) and not calls_attention(module)
+    ]
 
 
 def tell_unseen(model: nn.Module, found: Collection[nn.Module]) -> None:
@@ -132,127 +109,29 @@ def tell_unseen(model: nn.Module, found: Collection[nn.Module]) -> None:
         )
 
 
-def _way_in(paths: list[str]) -> str:
+def _way_in(model: nn.Module, paths: list[str]) -> str:
     """Return what to do where no module calls SDPA, given those that write attention out."""
     whole = "capture(model, path, what='operations') sees every model, operation by operation"
-    if not paths:
+    if paths:
+        return f"its code writes it out, it seems, in {_some(paths)}: {MARK_IT}. {whole}"
+    known = {p: m for p, m in model.named_modules() if not is_of(type(m), ("torch",))}
+    holding = {p: [f"{p}.{n}".lstrip(".") for n, _ in held(m)] for p, m in known.items()}
+    holding = {p: names for p, names in holding.items() if names}
+    if holding:
+        names = [name for names in holding.values() for name in names]
         return (
-            "name those that do, as in modules=['blocks.0.attention'], or, where attention is"
-            f" written out or another kernel's, {MARK_IT}. {whole}"
+            f"of the functions that attributes hold ({_some(names)}) none is seen to call it: give"
+            f" modules={[*holding][:SHOWN]} if they do, or, where another kernel computes it,"
+            f" {MARK_IT}. {whole}"
         )
-    return f"its code writes it out, it seems, in {_some(paths)}: {MARK_IT}. {whole}"
+    likely = [p for p, m in known.items() if "att" in f"{p} {type(m).__name__}".lower()]
+    inner = [p for p in known or dict(model.named_modules()) if p]
+    return (
+        f"name those that do, as in modules={(likely or inner or [''])[:1]}, or, where attention is"
+        f" written out or another kernel's, {MARK_IT}. {whole}"
+    )
 
 
 def _some(paths: list[str]) -> str:
     more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
     return ", ".join(path or "the model itself" for path in paths[:SHOWN]) + more
-
-
-def _writes_out(module: nn.Module) -> bool:
-    codes = [
-        function.__code__
-        for own in type(module).__mro__
-        if own is not nn.Module and issubclass(own, nn.Module) and not _is_machinery(own)
-        for function in _functions(own)
-    ]
-    if not any("softmax" in name.lower() for code in codes for name in _names(code)):
-        return False
-    return sum(map(_products, codes)) > 1
-
-
-def _products(code: CodeType) -> int:
-    """Return how many products of matrices a code has, those in the functions inside it too."""
-    own = sum(
-        (step.opname == "BINARY_OP" and step.argrepr.startswith("@")) or step.argval in PRODUCTS
-        for step in dis.get_instructions(code)
-        if step.opname == "BINARY_OP" or isinstance(step.argval, str)
-    )
-    return own + sum(_products(c) for c in code.co_consts if isinstance(c, CodeType))
-
-
-def _calls_attention(module: nn.Module) -> bool:
-    kinds = [
-        own
-        for own in type(module).__mro__
-        if own is not nn.Module and issubclass(own, nn.Module) and not _is_machinery(own)
-    ]
-    return any(
-        any(hasattr(value, MARK) for value in vars(own).values())
-        or any(_reaches(function, DEPTH) for function in _functions(own))
-        for own in [*kinds, *_processors(module)]
-    )
-
-
-def _processors(module: nn.Module) -> list[type]:
-    """Return the class of the object to which a module of diffusers leaves its attention."""
-    own = getattr(module, "processor", None)
-    return [] if isinstance(own, nn.Module) or not callable(own) else [type(own)]
-
-
-def _is_machinery(kind: type) -> bool:
-    """Return whether a class is a base of all models of the transformers library.
-
-    Those read the registry of attention, and call none.
-    """
-    package = kind.__module__
-    return package.startswith("transformers.") and not package.startswith("transformers.models.")
-
-
-def _functions(kind: type) -> Iterator[FunctionType]:
-    """Yield the functions that a class defines, without their decorators."""
-    for value in vars(kind).values():
-        inner = _bare(value.__func__ if isinstance(value, (staticmethod, classmethod)) else value)
-        if isinstance(inner, FunctionType):
-            yield inner
-
-
-def _bare(function: Any) -> Any:
-    """Return a function without its decorators."""
-    while not isinstance(function, type) and hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return function
-
-
-def _reaches(function: FunctionType, depth: int) -> bool:
-    """Return whether a function calls attention, or calls one that does, `depth` calls away."""
-    names = set(_names(function.__code__))
-    if names & NAMES:
-        return True
-    meant = list(_meant(function, names))
-    if any(value is own for value in meant for own in OBJECTS):
-        return True
-    if any(hasattr(value, MARK) for value in meant if callable(value)):
-        return True
-    return depth > 0 and any(
-        isinstance(other, FunctionType)
-        and (
-            other.__module__ == function.__module__
-            or (other.__module__ or "").partition(".")[0] not in LIBRARIES
-        )
-        and _reaches(other, depth - 1)
-        for other in map(_bare, meant)
-    )
-
-
-def _meant(function: FunctionType, names: set[str]) -> Iterator[Any]:
-    """Yield what names in a function stand for: globals, those around it, and parts of modules."""
-    known = dict(function.__globals__)
-    cells = function.__closure__ or ()
-    for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
-        try:
-            known[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    for name in (*names, *function.__code__.co_freevars):
-        value = known.get(name)
-        yield value
-        if isinstance(value, ModuleType):
-            yield from (vars(value)[part] for part in names & vars(value).keys())
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names that a code refers to, those in the functions inside it too."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)

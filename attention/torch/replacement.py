@@ -53,9 +53,9 @@ def use(
     A plan's seed is fixed, so a stochastic plan draws the same random bits in every layer of the
     same shape and in every step. A row of the mask in which nothing is visible gives 0, where
     softmax of equal scores gives the mean of V; rows of padding are such rows. A plan that rounds
-    the FP16 of a model to BF16, as "fa2" does, is obeyed with a warning; "fa2-fp16" is that kernel
-    in FP16. Causal calls are aligned as the model's own: at the top left in SDPA, and at the bottom
-    right in FlashAttention's package.
+    the FP16 or FP32 of a model to BF16, as "fa2" does, is obeyed with a warning; "fa2-fp16" is that
+    kernel in FP16. Causal calls are aligned as the model's own: at the top left in SDPA, and at the
+    bottom right in FlashAttention's package.
 
     Args:
         model: Any `nn.Module` whose layers call attention; see `attention_layers`.
@@ -179,9 +179,9 @@ def _warn_of_range(layer: Layer, name: str, ranges: Mapping[int, str]) -> None:
 
 
 def _warn_of_types(call: Call, text: str) -> None:
-    """Warn, once where warnings are shown once, of a call in FP16 that a plan rounds to BF16."""
+    """Warn, once where warnings are shown once, of a call that a plan rounds to another type."""
     types = (str(x.dtype).removeprefix("torch.") for x in (call.q, call.k, call.v))
-    if note := note_on_types(plan_of(text), types):
+    if note := note_on_types(plan_of(text), types, wide=True):
         warn_outside(f"use: {note}")
 
 

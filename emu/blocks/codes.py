@@ -27,6 +27,7 @@ DTYPES = {
     "e5m2": "float8_e5m2",
     "e4m3fnuz": "float8_e4m3fnuz",
     "e5m2fnuz": "float8_e5m2fnuz",
+    "e4m3b11fnuz": "float8_e4m3b11fnuz",
     "e3m2fn": "float6_e3m2fn",
     "e2m3fn": "float6_e2m3fn",
     "e2m1fn": "float4_e2m1fn",

@@ -3,8 +3,9 @@
 A finite positive number of a format is  k * 2^(e - p + 1)  with  e >= emin  and  0 < k < 2^p. The
 precision `p` counts the leading bit. The numbers below 2^emin are subnormal, and their spacing is
 that at 2^emin. Sources: IEEE 754-2019 (bf16's layout is the top half of binary32), OCP OFP8 1.0
-(e4m3fn, e5m2), Noune et al. arXiv 2206.02915 (fnuz), OCP Microscaling Formats 1.0 (e3m2fn, e2m3fn,
-e2m1fn, e8m0fnu).
+(e4m3fn, e5m2), Noune et al. arXiv 2206.02915 (fnuz), ml_dtypes 0.6 (e4m3b11fnuz, with the bias 11),
+OCP Microscaling Formats 1.0 (e3m2fn, e2m3fn, e2m1fn, e8m0fnu). e1m2fn, the other FP4, has the
+numbers k / 4 with |k| <= 7, equally spaced as those of INT4, and -0.
 """
 
 import functools
@@ -235,9 +236,19 @@ NAMED: dict[str, Format] = {
             nan=True,
             negative_zero=False,
         ),
+        Format(
+            name="e4m3b11fnuz",
+            precision=4,
+            emin=-10,
+            max_finite=30.0,
+            inf=False,
+            nan=True,
+            negative_zero=False,
+        ),
         Format(name="e3m2fn", precision=3, emin=-2, max_finite=28.0, inf=False, nan=False),
         Format(name="e2m3fn", precision=4, emin=0, max_finite=7.5, inf=False, nan=False),
         Format(name="e2m1fn", precision=2, emin=0, max_finite=6.0, inf=False, nan=False),
+        Format(name="e1m2fn", precision=3, emin=0, max_finite=1.75, inf=False, nan=False),
         Format(
             name="e8m0fnu",
             precision=1,

@@ -18,6 +18,7 @@ modeled. The matrix cores of AMD (cdna1 to cdna3, MFMA) have algorithms of their
 by multiply-adds, as `Accumulator()` does.
 """
 
+from itertools import product
 from typing import NamedTuple
 
 from roundscope.emu.errors import unknown
@@ -85,6 +86,76 @@ ARCHITECTURES: dict[str, _Arch | _Matrix] = {
         CutDownward, {"fp16": 8, "bf16": 8, "tf32": 4, "e4m3fnuz": 16, "e5m2fnuz": 16}
     ),
 }
+
+
+class _Instruction(NamedTuple):
+    """The shapes m, n, k of one instruction."""
+
+    name: str
+    m: tuple[int, ...]
+    n: tuple[int, ...]
+    size: tuple[int, ...]  # the size of k factors in bytes
+    bits: tuple[int, ...] = (4, 8, 16, 32)  # the widths of its factors
+
+
+_MMA = _Instruction("mma.sync", (16,), (8,), (16, 32))
+_WIDE_MMA = _MMA._replace(bits=(16, 32))
+_WIDE = tuple(range(8, 257, 8))
+INSTRUCTIONS = {
+    "volta": (_Instruction("mma.sync", (8,), (8,), (8,)),),
+    "turing": (_MMA._replace(size=(16,)), _Instruction("mma.sync", (8,), (8,), (8,))),
+    "ampere": (_MMA,),
+    "ada": (_MMA,),
+    "hopper": (_Instruction("wgmma", (64,), _WIDE, (32,)), _WIDE_MMA),
+    "blackwell": (_Instruction("tcgen05.mma", (64, 128), _WIDE, (32,)), _WIDE_MMA),
+    "rtx_blackwell": (_MMA,),
+}
+"""The instructions of tensor cores. An instruction of fewer products than a tensor core adds at
+once adds those.
+"""
+_FP8_MFMA = "16x16x32 32x32x16"
+_FP16_MFMA = "32x32x4 16x16x4 4x4x4 32x32x8 16x16x16"
+MFMA = {
+    "cdna1": {"fp16": _FP16_MFMA, "bf16": "32x32x4 32x32x2 16x16x8 16x16x2 4x4x2"},
+    "cdna2": {"fp16": _FP16_MFMA, "bf16": _FP16_MFMA},
+    "cdna3": {
+        "fp16": _FP16_MFMA,
+        "bf16": _FP16_MFMA,
+        "tf32": "16x16x8 32x32x4",
+        "e4m3fnuz": _FP8_MFMA,
+        "e5m2fnuz": _FP8_MFMA,
+    },
+}
+"""The shapes of MFMA instructions, of which k is the last number. Those of CDNA2 for BF16 are the
+ones whose names end in _1k; the older ones add two products at once, as cdna2-2:bf16 does.
+"""
+
+
+def products_of(arch: str, operand: str, shape: str) -> int:
+    """Return how many products an instruction adds at once, k or all that its unit can.
+
+    Args:
+        arch: the name of an architecture.
+        operand: the format of the factors.
+        shape: as vendors write it: m64n256k16, or 32x32x8 for an MFMA.
+
+    Raises:
+        ValueError: for a shape that no instruction of the architecture has for these factors. The
+            message lists some that it has.
+    """
+    first = operand.split("*")[0]
+    if arch in MFMA:
+        known = {each: int(each.split("x")[2]) for each in MFMA[arch][first].split()}
+    else:
+        known = {
+            f"m{m}n{n}k{8 * size // BITS[first]}": 8 * size // BITS[first]
+            for one in INSTRUCTIONS[arch]
+            if BITS[first] in one.bits
+            for m, n, size in product(one.m, one.n, one.size)
+        }
+    if shape not in known:
+        raise ValueError(unknown(f"instruction of {arch} for {operand}", shape, known))
+    return min(known[shape], core_of(arch, operand, "fp32")[0])
 
 
 def architecture(name: str) -> _Arch | _Matrix:

@@ -16,18 +16,18 @@ from roundscope.experiments.framework.verdicts import Word, together
 
 SHOWN = 2  # cases of a claim that its row shows, of different verdicts
 CELLS = re.compile(r"(?<!\\)\|")  # between cells; \| is a bar in one
-WORD = re.compile(r"^\{bdg-\w+\}`(.*)`$")
+WORDS = frozenset(Word)
 OURS = ("ours", "control")  # how the place, or the words, of a claim begin that no paper makes
 PAGE = """\
 # Every claim of four papers
 
-**Of {total} claims our runs agree with {agrees} and contradict {contradicts}; {depends} depend on
-conditions that the paper does not state, {undecided} are undecided, and {not_testable} cannot be
-tested here.** A row is a claim. Where it was tested in several cases, the verdict is over all of
-them: it *depends* where some cases agree and others contradict, and is *undecided* where they
-neither all agree nor all contradict. The last column shows up to two cases, of different verdicts,
-with 95 % intervals; the gallery has every case, claims of our own, and controls. *Not testable*
-says why. What has not run because of its size is named above its table.
+**Of {total} claims our runs agree with {agrees} and contradict {contradicts}.** Of the others,
+{depends} depend on conditions that the paper does not state, {undecided} are undecided, and
+{not_testable} cannot be tested here. A row is a claim. Where it was tested in several cases, the
+verdict is over all of them: it *depends* where some cases agree and others contradict, and is
+*undecided* where they neither all agree nor all contradict. The last column shows up to two cases,
+of different verdicts, with 95 % intervals; the gallery has every case, claims of our own, and
+controls. *Not testable* says why. What has not run because of its size is named above its table.
 
 {papers}
 
@@ -74,12 +74,12 @@ def claims_of(page: str) -> list[Claim]:
     place = ("", "")
     for line in page.splitlines():
         cells = [cell.strip() for cell in CELLS.split(line)[1:-1]]
-        word = WORD.match(cells[-1]) if len(cells) == 5 else None
-        if word:
+        word = cells[-1].strip("*") if len(cells) == 5 else ""
+        if word in WORDS:
             where, text, case, measured, _ = cells
             place = (where, text) if text else place
             own = found.setdefault(place, Claim(*place))
-            own.cases.append((case, measured, Word(word[1])))
+            own.cases.append((case, measured, Word(word)))
     return [c for c in found.values() if not (c.where.startswith(OURS) or c.text.startswith(OURS))]
 
 

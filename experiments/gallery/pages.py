@@ -79,14 +79,10 @@ def _dose(name: str, *words: str) -> Source:
 
 
 SOURCES = {  # of studies that `source_of` has no rule for
-    catalogue.GOLDEN.name: Source(
-        image="golden.png",
-        caption="Largest deviation of tiled attention from binary64 over that of unfused"
-        " attention, against the number of key tiles, 30 seeds. Production kernels (`fa2-bf16`,"
-        " green) are more exact than unfused attention; only running sums that are kept in BF16"
-        " over many key tiles reach the ten times of the paper.",
-        command="reproduce golden --engine xla",
-        links=_links("is-flash-attention-stable-arxiv-240502803", "is-it-stable"),
+    catalogue.GOLDEN.name: _paper(
+        catalogue.GOLDEN,
+        _links("is-flash-attention-stable-arxiv-240502803", "is-it-stable"),
+        {"golden.sqlite.gz": "golden.sqlite"},
     ),
     catalogue.LONG.name: _paper(
         catalogue.LONG,

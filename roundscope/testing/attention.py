@@ -52,7 +52,9 @@ def test_as_good_as_the_plan(asked: Asked, family: str, call: str, results: str)
     reasons += [f.sentence for f in compared.alarms if f.result in names]
     if reasons:
         cause = f" {compared.cause}." if compared.cause else ""
-        pytest.fail("\n".join([f"Not as good as the plan:{cause}", *reasons]), pytrace=False)
+        known = [compared.known] if compared.known else []
+        lines = [f"Not as good as the plan:{cause}", *reasons, *known]
+        pytest.fail("\n".join(lines), pytrace=False)
 
 
 def _questions(names: Callable[[bool], Iterator[str] | tuple[str, ...]]) -> pytest.MarkDecorator:

@@ -35,6 +35,8 @@ class Asked:
 
 ASKED = pytest.StashKey[Asked]()
 NOTE = "roundscope: note"  # the name of a test's property that is printed after the tests
+OF_GPUS = ("sdpa-flash",)  # names for which PyTorch has another kernel on a CPU
+NEEDED = "needs a GPU, and none is found here"
 USAGE = (
     "roundscope.testing.attention tests the kernel that --kernel names, as in:"
     " pytest --pyargs roundscope.testing.attention --kernel my_module:my_function"
@@ -131,15 +133,24 @@ def _listed(name: str) -> Kernel:
     from roundscope.tools.identify.adapters import kernel
 
     try:
-        return kernel(name)
+        found = kernel(name)
+        if name not in OF_GPUS or _is_on_gpu():
+            return found
+        reason: str | None = f"{name} on a CPU is another kernel than its plan's, which {NEEDED}"
     except ImportError as error:
         reason = unavailable(error)
-        assert reason is not None
+    assert reason is not None
 
-        def missing(x: Inputs) -> Outputs:
-            raise Unavailable(reason)
+    def missing(x: Inputs) -> Outputs:
+        raise Unavailable(reason)
 
-        return missing
+    return missing
+
+
+def _is_on_gpu() -> bool:
+    from roundscope.attention.testing.foreign.torch_call import device
+
+    return device() != "cpu"
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:

@@ -215,7 +215,12 @@ CALLS = [
     ("plans-count", look(plan=["fp32"] * 3), ValueError, ("plan: 3 plans", "2 batch entries")),
     ("plans-attend", call(plan=["fp32", "fp32"]), TypeError, ("plan=", "examine")),
     ("plans-heads", pulled(plan=FP32), TypeError, ("plan=", "head_plans")),
-    ("plan-site", lambda: FP32.at("PP", "bf16"), ValueError, ("unknown site 'PP'", "Known: Q")),
+    (
+        "plan-site",
+        lambda: FP32.at("PP", "bf16"),
+        ValueError,
+        ("unknown site 'PP'", "did you mean 'P'"),
+    ),
     (
         "plan-format",
         lambda: FP32.at("P", "bf61"),
@@ -608,7 +613,7 @@ CALLS = [
         "stats-policy",
         lambda: emu.round_with_stats(X, "bf16", rule="even"),
         TypeError,
-        ("rule", "unexpected keyword"),
+        ("unknown argument 'rule'", "Known: format mode overflow"),
     ),
     (
         "dot-shapes",

@@ -12,6 +12,7 @@ tests/golden/mma_sim_others.npz, which a test reads.
 """
 
 import argparse
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,6 +25,7 @@ import numpy as np
 
 from roundscope import emu
 from roundscope.emu import Accumulator
+from roundscope.emu.sums.tensor_cores import products_of
 
 PATH = Path(__file__).parents[1] / "golden" / "mma_sim_others.npz"
 SIDE = 3  # rows of each factor whose sums are stored
@@ -271,6 +273,41 @@ def forgotten(case: Case, x: dict[str, np.ndarray], sums: np.ndarray) -> np.ndar
     return large & ~np.isfinite(sums)
 
 
+def shapes() -> Iterator[tuple[str, int, int]]:
+    """Return every instruction of MMA-Sim that has our types, how many products it adds at once,
+    and how many our table says.
+    """
+    from mmasim.amd.isa_mfma import arch_mfma_suffix
+    from mmasim.amd.sim import MFMA
+    from mmasim.nv_ptx import isa_mma, isa_tcgen05mma, isa_wgmma, sim
+
+    names = {short: name for name, short in SHORT.items()}
+    makers = (
+        (sim.MMA, isa_mma.mma_shape_and_type),
+        (sim.WGMMA, isa_wgmma.wgmma_shape_and_type),
+        (sim.TCGen05MMA, isa_tcgen05mma.tcgen05mma_shape_and_type),
+    )
+    for maker, table in makers:
+        for title, words in table.items():
+            arch = {"Ada Lovelace": "ada"}.get(title, title.lower().replace(" ", "_"))
+            for word in words:
+                shape, *rest = (x for x in word.split(".") if not x.startswith("kind"))
+                if rest[1] in names and rest[1] == rest[2]:
+                    model = maker(title, word)
+                    want = min(model.arithmetic_op.L_max, int(shape.split("k")[1]))
+                    yield f"{arch} {word}", want, products_of(arch, names[rest[1]], shape)
+    amd = {"f16": "fp16", "bf16": "bf16", "xf32": "tf32", "fp8": "e4m3fnuz", "bf8": "e5m2fnuz"}
+    for title, words in arch_mfma_suffix.items():
+        for word in words:
+            found = re.fullmatch(r"f32_(\d+x\d+x(\d+))_?(?:\d+b_)?(\w+?)(_1k)?", word)
+            kind = found[3].split("_")[0] if found else ""
+            if kind not in amd or (title == "CDNA2" and kind == "bf16" and not found[4]):
+                continue  # FP32 and FP64, and BF16 instructions that cdna2-2:bf16 has
+            op = MFMA(title, word).arithmetic_op
+            want = min(getattr(op, "L_max", None) or op.P, int(found[2]))
+            yield f"{title} {word}", want, products_of(title.lower(), amd[kind], found[1])
+
+
 def main(argv: list[str] | None = None) -> int:
     """Compare; return 1 if a sum differs."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -304,6 +341,9 @@ def main(argv: list[str] | None = None) -> int:
             f"{case.name}: {count} sums, {said}; {speed:.0f} million multiply-adds a second",
             flush=True,
         )
+    told = list(shapes())
+    wrong += (off := sum(want != own for _, want, own in told))
+    print(f"{len(told)} instructions: {off} add another number of products at once")
     if args.store:
         np.savez_compressed(PATH, **kept)
     return int(wrong > 0)

@@ -109,6 +109,7 @@ def test_a_faulty_kernel_fails_where_it_is_wrong_and_nowhere_else(project):
     [
         ("kernels:without_gpu", "kernel: needs a GPU, and none is found here"),
         ("fa4", "kernel: needs flash_attn, which is not installed here"),
+        ("sdpa-flash", "on a CPU is another kernel than its plan's, which needs a GPU"),
     ],
 )
 def test_a_kernel_that_cannot_run_here_is_skipped_with_a_sentence(project, kernel, reason):

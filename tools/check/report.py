@@ -266,15 +266,15 @@ def next_step(found: Findings) -> tuple[str, str]:
         )
     if found.suspect:
         return (
-            f"Next: look there in the code: {found.suspect}. After the repair, check again",
+            "Next: look for that in the code. After the repair, check again",
             again,
         )
     if found.explained is not None:
         return _next_explained(found, found.explained)
     if found.cause:
         return (
-            f"Next: look there in the code: {found.cause}. If the kernel means it, claim that with"
-            " --claims and --set. Else repair it and check again",
+            "Next: look for that in the code. If the kernel means it, claim that with --claims and"
+            " --set. Else repair it and check again",
             again,
         )
     if "explanation" in tests:
@@ -315,12 +315,12 @@ def _next_explained(found: Findings, search: Identified) -> tuple[str, str]:
     is_claimed = search.has_arithmetic_of(asked.reference().plan)
     if search.kind is Kind.MEANING or is_claimed or (out.gathered and out.gathered.factor):
         return (
-            f"Next: look there in the code: {search.cause}. After the repair, check again",
+            "Next: look for that in the code. After the repair, check again",
             again,
         )
     claims = replace(asked, claims=search.base, changes=search.words)
     return (
-        f"Next: look at that in the code: {search.cause}. If the kernel means it, claim it",
+        "Next: look for that in the code. If the kernel means it, claim it",
         command_of(claims),
     )
 

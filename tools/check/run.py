@@ -207,6 +207,8 @@ def _of_kernel(asked: CheckOptions, tell: Tell) -> Findings:
         every = [*kinds(asked.is_causal), *others]
         found.compared = comparison(function, asked, every, tell)
         found.cases += _compared(found.compared, asked)
+        if known := found.compared.known:
+            found.notes.append(f"{known[:1].upper()}{known[1:]}.")
         if left := found.compared.left_out:
             found.notes.append(
                 f"The first gross failure ended the draws: {len(left)} of {len(every)} kinds of"

@@ -1,6 +1,6 @@
 """The plans that `identify` tries, structures and changes of one event, and what each gives."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -391,18 +391,26 @@ def rows_of(plan: Plan, size: int, usual: int) -> int:
     return size if plan.kept_state else usual
 
 
-def forward_changes(best: Candidate) -> Iterator[Candidate]:
-    """Yield the candidate with each change of one event, sum or choice of the forward."""
-    fields = [c for name in MOVES_FORWARD for c in _fields(best, name)]
-    yield from _sums(best)
-    yield from fields
-    yield from _formats(best, FORWARD)
-    yield from _casts(best)
-    yield from _modes(best, FORWARD)
-    yield from _e4m3(best)
-    yield from narrow_sums(best, best.block_k)
-    yield from _scales(best)
-    yield from _unlocked(best, fields, FORWARD)
+def forward_changes(best: Candidate, only: Collection[str] = ()) -> Iterator[Candidate]:
+    """Yield the candidate with each change of one event, sum or choice of the forward.
+
+    only: the words of the changes that are wanted; empty for all
+    """
+    names = [n for n in MOVES_FORWARD if not only or any(w.startswith(f"{n}=") for w in only)]
+    fields = [c for name in names for c in _fields(best, name)]
+    every: tuple[Iterable[Candidate], ...] = (
+        _sums(best),
+        fields,
+        _formats(best, FORWARD, only=only),
+        _casts(best),
+        _modes(best, FORWARD, only),
+        _e4m3(best),
+        narrow_sums(best, best.block_k),
+        _scales(best),
+        _unlocked(best, fields, FORWARD),
+    )
+    for some in every:
+        yield from (c for c in some if not only or c.change in only)
 
 
 def large_changes(best: Candidate, keys: int) -> Iterator[Iterator[Candidate]]:
@@ -430,7 +438,7 @@ def narrow_sums(best: Candidate, keys: int) -> Iterator[Candidate]:
     """
     r = best.plan[Site.OUT]
     is_whole = best.plan.normalise_first
-    if r.format not in (BF16.format, FP16.format) or absent(best.plan, Site.EXP) is not None:
+    if r.format not in (BF16.format, FP16.format) or not has(best.plan, Site.EXP):
         return
     running = replace(ROW_SUMS["ascending"], step=r)
     more = ((Site.X,), ()) if is_whole else ((), (Site.L,))
@@ -515,7 +523,7 @@ def _unlocked(
     """Yield each change of a field together with each format of an event that it unlocks."""
     for c in fields:
         for site in sites:
-            if absent(best.plan, site) is None or absent(c.plan, site) is not None:
+            if has(best.plan, site) or not has(c.plan, site):
                 continue
             for name, r in formats.items():
                 if c.plan.event(site) != r:
@@ -527,26 +535,38 @@ def _unlocked(
 
 
 def _formats(
-    best: Candidate, sites: tuple[Site, ...], formats: Mapping[str, Rounding] = FORMATS
+    best: Candidate,
+    sites: tuple[Site, ...],
+    formats: Mapping[str, Rounding] = FORMATS,
+    only: Collection[str] = (),
 ) -> Iterator[Candidate]:
     """Yield the candidate with each event in other formats; narrow ones in FP32 too."""
     for site in sites:
-        if absent(best.plan, site) is not None:
+        if (only and not any(w.startswith(f"{site}=") for w in only)) or not has(best.plan, site):
             continue
         is_narrow = best.plan[site].format.precision < BINARY32.format.precision
         for name, r in (FORMATS if is_narrow else formats).items():
             yield _changed(best, f"{site}={name}", _readable(_rounded(best.plan, site, r)))
 
 
-def _modes(best: Candidate, sites: tuple[Site, ...]) -> Iterator[Candidate]:
+def _modes(
+    best: Candidate, sites: tuple[Site, ...], only: Collection[str] = ()
+) -> Iterator[Candidate]:
     """Yield the candidate with the casts to narrow formats in other modes than to nearest."""
     for site in sites:
         r = best.plan[site]
-        if absent(best.plan, site) is not None or r.format.precision >= 24:
+        if r.format.precision >= 24 or not has(best.plan, site):
+            continue
+        if only and not any(w.startswith(f"{site}=") for w in only):
             continue
         for mode in MODES:
             changed = _rounded(best.plan, site, replace(r, mode=mode))
             yield _changed(best, f"{site}={r.format.name}:{mode}", changed)
+
+
+def has(plan: Plan, site: Site) -> bool:
+    """Return whether a plan reaches an event."""
+    return absent(plan, site) is None
 
 
 def _rounded(plan: Plan, site: Site, r: Rounding) -> Plan:

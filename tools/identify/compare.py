@@ -111,6 +111,8 @@ class Counted:
     lost     those that are not finite where the plan's are, or the other way round
     part     how near the two are, in all heads
     gathered where most of the numbers that differ are, if that is one place
+    small    the kernel's number with the largest difference, and the rms of the result, where it is
+             below a hundredth of that
     """
 
     name: str
@@ -123,6 +125,7 @@ class Counted:
     lost: int
     part: Part
     gathered: Gathered | None = None
+    small: tuple[float, float] | None = None
 
     @property
     def equal(self) -> float:
@@ -154,6 +157,8 @@ class Counted:
         else:
             where = f" ({len(wrong)} of {len(self.heads)} heads)"
         most = f"at most {self.most:.3g} ulp{'s' if self.most > 1 else ''} of BF16"
+        if self.small is not None:
+            most += f", at a number near 0 ({self.small[0]:.1e}; the rms is {self.small[1]:.1e})"
         size = "one of the two is not finite" if np.isinf(self.most) else most
         return (
             f"{self.differ:,} of {self.of:,} numbers of {self.name}"
@@ -244,12 +249,15 @@ def _counted(name: str, got: np.ndarray, want: np.ndarray, used: np.ndarray) -> 
         for b, n in np.ndindex(want.shape[0], want.shape[2])
         if used[b, :, n].any()
     }
-    first, most = None, 0.0
+    first, most, small = None, 0.0, None
     if apart.any():
         b, n, t, _ = (int(i) for i in np.argwhere(apart.transpose(0, 2, 1, 3))[0])
         first = (b, n, t)
         a, w = got[apart].astype(np.float64), want[apart].astype(np.float64)
-        most = float((np.abs(deviations(a, w)) / ulps(w)).max())
+        away = np.abs(deviations(a, w)) / ulps(w)
+        most, own = float(away.max()), float(np.abs(w[np.argmax(away)]))
+        rms = float(np.sqrt(np.mean(np.square(want[used], dtype=np.float64))))
+        small = (own, rms) if most > 1.0 and own < rms / 100.0 else None
     kept = np.where(used[..., None], want, 0.0)
     strange = lost(kept)
     plain = np.where(used[..., None], got, 0.0)
@@ -257,6 +265,7 @@ def _counted(name: str, got: np.ndarray, want: np.ndarray, used: np.ndarray) -> 
         name=name,
         of=int(used.sum()) * want.shape[3],
         differ=int(apart.sum()),
+        small=small,
         heads=heads,
         first=first,
         most=most,

@@ -348,10 +348,12 @@ def _verdict(
         sentence = f"In key head {head} these are the numbers of {plan}, but not in all heads:"
         sentence += f" {out.words()}."
     elif kind is Kind.NEAR:
-        missing = "Some event, or an order of additions, is missing."
+        missing = ""
         if out.gathered and out.gathered.factor:
-            missing = "No rounding does that: look at what the code does there."
-        sentence = f"Near {plan}: {out.words()}. {missing}"
+            missing = " No rounding does that: look at what the code does there."
+        up_to = "the same arithmetic up to an order of additions or an event that is missing"
+        same = "" if missing else f", {up_to}"
+        sentence = f"Near {plan}{same}: {out.words()}.{missing}"
     elif kind is Kind.NOT_FOUND:
         share = parts["out"].near.equal
         given = share_words(share, 4)
@@ -444,7 +446,9 @@ def _of_other_heads(meant: Meant, every: Whole, head: int, budget: int, tell: To
     if (entry, other // group) == (0, head):
         return []
     part, kept, _ = of_key_head(meant.x, meant.outputs, entry, other // group)
-    alone = identify(part, Outputs(out=kept.out), tell, budget // 2)
+    # few last bits, as of another order of additions, are those of another structure at most
+    few = heads[entry, other] < (1.0 - NEAR) * kept.out[:, :, 0].size
+    alone = identify(part, Outputs(out=kept.out), tell, 0 if few else budget // 2)
     return [f"batch entry {entry}, head {other}, searched for alone: {alone.verdict}"]
 
 

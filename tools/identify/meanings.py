@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from roundscope.attention.testing.calls import Inputs, Outputs
-from roundscope.attention.testing.exact import visible
+from roundscope.attention.testing.exact import product, visible
 
 TILES = (16, 32, 64, 96, 128, 192, 256)  # keys of a tile that may be missing
 CAPS = (50.0, 30.0, 20.0, 15.0, 10.0, 5.0)  # softcaps of published models, and others
@@ -57,12 +57,18 @@ class Meaning:
 def scores(x: Inputs, rows: np.ndarray, masked: float | None = None) -> np.ndarray:
     """Return the scores of some rows in binary64, (B, N, rows, S), of a call of one key head."""
     q = np.asarray(x.q[:, rows], np.float64)
-    s = x.scale * np.einsum("btnh,bsgh->bnts", q, np.asarray(x.k, np.float64), optimize=True)
+    k = np.asarray(x.k[:, :, 0], np.float64)
+    s = x.scale * _products(q.swapaxes(1, 2), k.swapaxes(1, 2))
     if x.softcap:
         s = x.softcap * np.tanh(s / x.softcap)
     sees = visible(x)
     sees = sees[:, :, rows] if sees.shape[2] > 1 else sees
     return np.where(sees, s, -np.inf if masked is None else masked)
+
+
+def _products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the product of the matrices of every head, (B, N, T, S), with one of each entry."""
+    return np.stack([np.stack([product(head, m) for head in e]) for e, m in zip(a, b, strict=True)])
 
 
 def exact_rows(x: Inputs, rows: np.ndarray, how: How = CALLED) -> np.ndarray:
@@ -72,10 +78,10 @@ def exact_rows(x: Inputs, rows: np.ndarray, how: How = CALLED) -> np.ndarray:
         with np.errstate(invalid="ignore"):
             e = np.exp(s - s.max(2, keepdims=True))
         e = np.nan_to_num(e / e.sum(2, keepdims=True))[:, :, rows]
-        v = np.asarray(x.v, np.float64)
-        return np.asarray(np.einsum("bnts,bsgh->btnh", e, v, optimize=True)) * _scale_o(x)
+        v = np.asarray(x.v[:, :, 0], np.float64)
+        return _products(e, v).swapaxes(1, 2) * _scale_o(x)
     e, total = weights(x, rows, how)
-    out = np.einsum("bnts,bsgh->btnh", e, np.asarray(x.v, np.float64), optimize=True)
+    out = _products(e, np.asarray(x.v[:, :, 0], np.float64)).swapaxes(1, 2)
     if not how.undivided:
         out = out / np.where(total > 0.0, total, 1.0).swapaxes(1, 2)
     return np.asarray(out * how.factor) * _scale_o(x)

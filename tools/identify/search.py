@@ -315,11 +315,7 @@ def _widely(
         screened += _ranked(quick, candidates.forward_changes(first), half)
         hits = {c.change for c, n in screened if n.equal == 1.0}
     for form in close if first is None else every:
-        screened += _ranked(
-            quick,
-            (c for c in candidates.forward_changes(form) if not hits or c.change in hits),
-            half,
-        )
+        screened += _ranked(quick, candidates.forward_changes(form, hits), half)
         hits = {c.change for c, n in screened if n.equal == 1.0}
     tries.done += half.done
     screened.sort(key=lambda pair: pair[1], reverse=True)

@@ -49,6 +49,7 @@ def _template() -> Template:
     environment.filters["number"] = id
     environment.filters["numeric"] = _numeric
     environment.filters["flowing"] = flowing
+    environment.filters["unbroken"] = unbroken
     return environment.get_template("page.html.jinja")
 
 
@@ -72,6 +73,16 @@ def flowing(text: str) -> Markup:
     escaped = str(Markup.escape(text))
     parted = _WORD.sub(lambda m: re.sub(r"([._:/])(?=\w)", r"\1<wbr>", m[0]), escaped)
     return Markup(_POWER.sub(r"<span class=n>\g<0></span>", parted))
+
+
+def unbroken(command: str) -> Markup:
+    """Return a command as HTML whose lines end between its words, and never inside --option.
+
+    Example:
+        >>> print(unbroken("roundscope trace --set P=fp32"))
+        <span>roundscope</span> <span>trace</span> <span>--set</span> <span>P=fp32</span>
+    """
+    return Markup(" ").join(Markup("<span>{}</span>").format(word) for word in command.split(" "))
 
 
 def _numeric(table: Table) -> str:

@@ -35,6 +35,8 @@ STYLES = {
     "strong": "bold",
 }
 _PART = re.compile(r".+?(?:[._/:](?=\w)|$)")  # of a long word, such as a path of a module
+_BOUND = "\ue000"  # a space at which no line breaks; rich breaks at U+00A0
+_PERCENT = re.compile(r"(?<=\d) (?=%)")
 # what stands alone in a cell of a column of numbers
 _NUMBER = re.compile(r"[-+±]?(\d.*|inf|nan)?|[▲▼·]")
 
@@ -49,6 +51,7 @@ def console(stderr: bool = False) -> "Console":
     class Safe(Console):
         def render(self, *given: Any, **named: Any) -> "Iterator[Segment]":
             for segment in super().render(*given, **named):
+                segment = segment._replace(text=segment.text.replace(_BOUND, " "))
                 lines = segment.text.split("\n")
                 if segment.control or all(map(str.isprintable, lines)):
                     yield segment
@@ -103,10 +106,12 @@ def show(parts: "Sequence[Part]", screen: "Console | None" = None) -> None:
         match part:
             case Text():
                 words = " ".join(filter(None, (part.lead, part.text, part.command)))
+                words = words if part.command else _PERCENT.sub(_BOUND, words)
                 screen.print(Words(words, STYLES[part.mood]), soft_wrap=bool(part.command))
             case Points():
                 for point in part.points:
-                    screen.print(Words(f"- {point if isinstance(point, str) else ' '.join(point)}"))
+                    words = point if isinstance(point, str) else " ".join(point)
+                    screen.print(Words(f"- {_PERCENT.sub(_BOUND, words)}"))
             case Code():
                 screen.print(Words(part.text, STYLES[part.mood]), soft_wrap=True)
             case TableModel():

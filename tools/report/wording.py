@@ -9,6 +9,16 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
 
+def factor(x: float) -> str:
+    """Return how many times something is as large: two digits, from 10 on a whole number.
+
+    Example:
+        >>> factor(1.25), factor(130.4), factor(5321.0)
+        ('1.2', '130', '5,321')
+    """
+    return f"{x:,.0f}" if 9.95 <= x < 1e6 else f"{x:.2g}"
+
+
 def launched(run: Mapping[str, Any]) -> str:
     """Return how many launches a page is of, and how many of them the last command ran."""
     if "there" in run:

@@ -190,6 +190,18 @@ def summary(
     }
 
 
+def rate_words(cells: int, seconds: float) -> str:
+    """Return how fast cells were measured: in cells per second, or in seconds a cell.
+
+    Example:
+        >>> rate_words(4, 2.0), rate_words(3, 60.6)
+        ('2 cells per second', '20 s a cell')
+    """
+    if cells >= seconds:
+        return f"{cells / seconds:.3g} cells per second"
+    return f"{float(f'{seconds / cells:.2g}'):g} s a cell"
+
+
 def _show(found: dict[str, Any], answer: "Answer | None") -> None:
     from roundscope.tools.report.terminal import show
     from roundscope.tools.sweep.report.answers import parts
@@ -199,7 +211,7 @@ def _show(found: dict[str, Any], answer: "Answer | None") -> None:
 
     if answer is not None:
         show(parts(answer))
-    rate = f", {found['done'] / found['seconds']:.3g} cells per second" if found["done"] else ""
+    rate = f", {rate_words(found['done'], found['seconds'])}" if found["done"] else ""
     if found["thrown_away"]:
         say(f"--fresh threw away {many(found['thrown_away'], 'cell')}")
     say(

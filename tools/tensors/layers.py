@@ -22,7 +22,7 @@ import numpy as np
 from roundscope.attention.inputs.alignment import ALIGNMENTS, Alignment, note_on
 from roundscope.attention.inputs.float_masks import parted
 from roundscope.attention.inputs.packed import lengths_given
-from roundscope.attention.models.capture_file import FORMAT
+from roundscope.attention.models.capture_file import ENDED, FORMAT
 from roundscope.emu.errors import unknown
 from roundscope.tools.errors import UsageError, bad, printable, shown
 from roundscope.tools.tensors.files import (
@@ -50,6 +50,7 @@ TRUTH = {"true": True, "1": True, "false": False, "0": False}
 DIGITS = 18  # of a number of a layer, at most
 SHOWN = 8  # how many names a message lists
 REPAIR = "repair the tensors"  # what a reader can do about NaN; a verb may add an option of its own
+CPU_KERNEL = "sdpa flash"  # PyTorch's flash kernel for CPUs has the name of the GPU's
 BARE = "attention"  # the layer's name in a file that says q, not <layer>.q
 
 
@@ -154,7 +155,7 @@ def each_layer(
     with open_tensors(Path(path)) as file:
         prefixes = _prefixes(file, str(path))
         calls = _calls(file, prefixes)
-        order = _layout(layout, file)
+        order = layout_of(layout, file)
         said, notes = file.metadata.get("layout", order), []
         if said.upper() != order:
             notes.append(f"read as {order} as asked, although the file says {said}")
@@ -299,12 +300,22 @@ def int_of(text: str) -> int | None:
 def _said(file: TensorFile, prefix: str) -> tuple[str, ...]:
     """Return what the file says of where a layer comes from and how it was captured, in words."""
     origin = [text for n in ("name", "implementation") if (text := file.said(prefix, n))]
+    is_cpu = "torch" in file.metadata and "cuda" not in file.metadata
+    if is_cpu and file.said(prefix, "implementation") == CPU_KERNEL:
+        device = file.metadata.get("device", "its type is not said")
+        origin[-1] += (
+            f" captured on a CPU ({device}): another kernel than on a GPU, with other bits"
+        )
     notes = file.said(prefix, "notes")
+    remark = file.metadata.get("remark", "")
     dropout = file.said(prefix, "dropout")
     words = (
         ", ".join(origin),
         f"the file says: {told}" if (told := file.said(prefix, "description")) else "",
         notes or "",
+        f"the capture was {remark}, so layers, calls and gradients may be missing"
+        if remark.startswith(ENDED)
+        else "",
         f"the model dropped weights with probability {dropout}; none are dropped here"
         if dropout
         else "",
@@ -344,7 +355,8 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def _layout(given: str | None, file: TensorFile) -> str:
+def layout_of(given: str | None, file: TensorFile) -> str:
+    """Return the order of axes, as given or as the file says. Raises UsageError for none."""
     layout = given if given is not None else file.metadata.get("layout")
     if layout is None:
         raise UsageError(

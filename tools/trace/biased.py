@@ -12,7 +12,7 @@ from roundscope.attention.budget.parts import DIRECTED
 from roundscope.attention.budget.table import ErrorBudget, Line
 from roundscope.attention.trace.parts import site_of
 from roundscope.emu.roundings.modes import Overflow
-from roundscope.tools.report.wording import listed
+from roundscope.tools.report.wording import factor, listed
 from roundscope.tools.trace.analysis.bias import Event
 from roundscope.tools.trace.results import Result, score, z_words
 
@@ -40,6 +40,8 @@ def _bias(s: "Summary") -> str:
         plain = "No event rounds: each of this plan is exact on these tensors"
         return f"{plain}, but {of}." if s.biased_results else f"{plain}."
     events = _of_events(s)
+    if few_heads(s) and not s.biased_results:
+        return f"{events[0].upper()}{events[1:]}. {_untold(s)}"
     if s.biased_results:
         agree = "and" if s.biased_events else "though"
         return f"Biased: {of}, {agree} {events}."
@@ -52,21 +54,37 @@ def _of_results(s: "Summary") -> str:
     """Return the part of the sentence on results; "" where their heads have no scatter."""
     if s.biased_results:
         return f"{listed([too(r) for r in s.biased_results])}; {_cause(s)}"
-    tested = [r for r in s.results if r.gain is not None and r.is_known]
-    if not any(r.gain is not None and r.gain.se > 0.0 for r in tested):
+    tested = _tested(s)
+    if not tested:
         return ""
     names = listed([r.name for r in tested])
-    first = tested[0].gain
-    assert first is not None
-    if first.heads < FEWEST:
-        lengths = "its length" if len(tested) == 1 else f"the lengths of {names}"
-        return (
-            f"with {first.heads} key heads nothing is said of {lengths}: chance alone gives a z of"
-            f" up to {first.limit:.0f}, so trace more batch entries or heads"
-        )
     if len(tested) == 1:
         return f"{tested[0].name} is neither too long nor too short by more than chance"
     return f"none of {names} is too long or too short by more than chance"
+
+
+def _tested(s: "Summary") -> list[Result]:
+    """Return the results whose lengths are tested; [] where their heads have no scatter."""
+    tested = [r for r in s.results if r.gain is not None and r.is_known]
+    return tested if any(r.gain is not None and r.gain.se > 0.0 for r in tested) else []
+
+
+def few_heads(s: "Summary") -> int:
+    """Return the number of key heads where they are too few to test a length; else 0."""
+    heads = next((r.gain.heads for r in _tested(s) if r.gain is not None), 0)
+    return heads if heads < FEWEST else 0
+
+
+def _untold(s: "Summary") -> str:
+    """Return that too few heads tell nothing of the lengths of results, and what would."""
+    tested = _tested(s)
+    assert tested[0].gain is not None
+    whose, are = listed([r.name for r in tested]), "is" if len(tested) == 1 else "are"
+    return (
+        f"Whether {whose} {are} too long or too short cannot be said of {few_heads(s)} key heads,"
+        f" of which chance alone gives a z of up to {tested[0].gain.limit:.0f}: trace more batch"
+        " entries or heads for that."
+    )
 
 
 def _cause(s: "Summary") -> str:
@@ -147,7 +165,7 @@ def percent(part: float) -> str:
     if not math.isfinite(part):
         return number_words(part)
     if part >= 2.0:
-        return f"{part:.2g} times its size"
+        return f"{factor(part)} times its size"
     return f"{100 * part:.2g} %" if part < 0.995 else f"{100 * part:.0f} %"
 
 

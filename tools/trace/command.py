@@ -32,6 +32,7 @@ from roundscope.tools.trace.request import check_places, request
 from roundscope.tools.trace.run import check_engine, memory_note, observe, slower
 from roundscope.tools.trace.served import noted, plan_for, settled
 from roundscope.tools.trace.summary import Summary, summarise
+from roundscope.tools.trace.written import with_written
 
 
 def run(options: TraceOptions) -> None:
@@ -91,6 +92,7 @@ def run(options: TraceOptions) -> None:
                 for name, each in zip(names, layers(), strict=True):
                     layer = noted(each, asked.plan, is_asked=options.plan is not None)
                     seen = observe(layer, asked, progress)
+                    seen = with_written(seen, path, options.layout)
                     progress(f"{layer.name}: statistics")
                     keep(name, seen.trace)
                     summaries.append(summarise(seen))

@@ -1,6 +1,7 @@
 """Where a trace says that nothing is wrong, so that nobody repairs what is as good as it can be."""
 
-from roundscope.tools.report.wording import listed
+from roundscope.tools.report.wording import factor, listed
+from roundscope.tools.trace.biased import few_heads
 from roundscope.tools.trace.results import EVENT, unchanged
 from roundscope.tools.trace.summary import Summary
 
@@ -35,8 +36,10 @@ def stop(s: Summary) -> str:
     more = ""
     if times:
         most = max(times.values())
-        more = f", and {listed([*times])} at most {most:.2g} times as much as one makes"
+        more = f", and {listed([*times])} at most {factor(most)} times as much as one makes"
+    heads = few_heads(s)
+    nothing = f"Nothing that {heads} key heads can show" if heads else "Nothing"
     return (
-        "Nothing is wrong here, and you can stop: out has hardly more error than one rounding to"
+        f"{nothing} is wrong here, and you can stop: out has hardly more error than one rounding to"
         f" {name} makes{more}."
     )

@@ -5,7 +5,7 @@ import shlex
 from dataclasses import dataclass
 
 from roundscope.attention.budget.table import ErrorBudget
-from roundscope.tools.report.wording import listed
+from roundscope.tools.report.wording import factor, listed
 from roundscope.tools.trace.biased import bias, line_words, percent
 from roundscope.tools.trace.repairs import Repair
 from roundscope.tools.trace.results import CLOSE, EVENT, LAST_DIGIT, score, z_words
@@ -61,7 +61,7 @@ def less(before: float, after: float) -> str:
     if math.isinf(before):
         return f"finite: {after:.1e}"
     if after < 0.005 * before:
-        return f"{before / after:.2g} times smaller" if after else "zero"
+        return f"{factor(before / after)} times smaller" if after else "zero"
     return f"{100 * (1 - after / before):.0f} % smaller"
 
 
@@ -87,7 +87,7 @@ def _distances(s: Summary) -> str:
         first += (
             f", hardly more than {once} ({percent(out.least)})"
             if times < CLOSE
-            else f", {times:.2g} times as much as {once}"
+            else f", {factor(times)} times as much as {once}"
         )
     if out.cast:
         first += f"; casting the inputs alone makes {percent(out.cast)}"
@@ -116,7 +116,7 @@ def _gradients(s: Summary) -> str:
 
 def _times(x: float) -> str:
     """Return how many times one rounding an error is, before these words."""
-    return "that of" if 0.95 <= x < 1.05 else f"{x:.2g} times"
+    return "that of" if 0.95 <= x < 1.05 else f"{factor(x)} times"
 
 
 def _causes(s: Summary) -> str:
@@ -169,11 +169,21 @@ def _infinite_causes(budget: ErrorBudget) -> str:
 
 def _step(found: Repair, s: Summary) -> tuple[str, str]:
     """Return the options of a repair that was tried, and what it does."""
-    words, buys = _options(found), f"{_buys(found, s)}{_newly(found)}"
+    words, buys = _options(found), f"{_buys(found, s)}{_newly(found)}{_sums(found)}"
     if found.second is not None:
-        more = f"{_buys(found.second, s)}{_newly(found.second)}"
+        more = f"{_buys(found.second, s)}{_newly(found.second)}{_sums(found.second)}"
         buys += f", with as many bits as before; with {_options(found.second)} {more}"
     return words, buys
+
+
+def _sums(found: Repair) -> str:
+    """Return why a repair changes sums that are no fault, after what it does; or ""."""
+    ending = ".sum=ascending"
+    sums = [w.removesuffix(ending) for w in found.words if w.endswith(ending)]
+    if not sums:
+        return ""
+    them = "it is a sum" if len(sums) == 1 else "they are sums"
+    return f" ({listed(sums)}: no tensor core reads FP32, so {them} in ascending order then)"
 
 
 def _options(found: Repair) -> str:
@@ -201,6 +211,6 @@ def _buys(found: Repair, s: Summary) -> str:
     buys = f"the error of {result.name} gets {less(result.error, found.error)}"
     if result.unit:
         times = [result.times, result.times * found.error / result.error]
-        first, then = (f"{x:.0f}" if x >= 10.0 else f"{x:.1f}" for x in times)
+        first, then = (factor(x) if x >= 10.0 else f"{x:.1f}" for x in times)
         buys += f", from {first} to {then} times one rounding"
     return buys

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from roundscope.attention.testing.calls import (
     Inputs,
@@ -42,6 +43,22 @@ def array(x: Tensor, layout: str = "BNTH") -> np.ndarray:
         raise ForeignError("kernel", f"returned shape {tuple(x.shape)}, must have four axes")
     a = x.detach().float().cpu().numpy()
     return np.ascontiguousarray(a.swapaxes(1, 2) if layout == "BNTH" else a)
+
+
+def operators_of(call: Callable[[], Any]) -> set[str]:
+    """Return the names of the operators of PyTorch that a call runs in this thread."""
+    names: set[str] = set()
+
+    class Named(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            names.add(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Named():  # type: ignore[no-untyped-call]
+        call()
+    return names
 
 
 def called(

@@ -60,11 +60,15 @@ def _round_blocks(
 
 def _aligned(a: Factors, b: Factors, init: np.ndarray, acc: Any) -> np.ndarray:
     from roundscope.emu.backends.numba import sums
+    from roundscope.emu.backends.numba.downward import downward
     from roundscope.emu.sums.aligned import Alignment
+    from roundscope.emu.sums.matrix_cores import CutDownward
 
     is_finite = all(np.isfinite(x).all() for x in (a[0], b[0], init))
     if is_finite and isinstance(acc.alignment, Alignment):
         return sums.aligned(a, b, init, acc)
+    if is_finite and isinstance(acc.alignment, CutDownward):
+        return downward(a, b, init, acc)
     return _in_pieces(a, b, init, acc)
 
 

@@ -126,24 +126,25 @@ def judged(r: Results, scale: Scale) -> list[Verdict]:
         *claims.figure_5(r, scale),
         *claims.figure_6(r, scale),
         *claims.cause(r, scale),
-        *trainings.judged(r.drifts, scale.training),
+        *(trainings.judged(r.drifts, scale.training) if r.drifts else ()),
         *not_here(BEYOND),
         *claims.bias(r, scale),
     ]
 
 
 def answer(r: Results, scale: Scale) -> str:
-    """Return the answer to the paper's question in one sentence."""
+    """Return the answer to the paper's question."""
     t, tile = scale.bench[0], scale.tile
     found = {
         name: number(excess(r, at(name, scale.bench, tile)).mean)
         for name in ("ops:bf16", "sums:bf16", "fa2-bf16")
     }
     return (
-        f"In BF16 the largest deviation of tiled attention from binary64 is {found['ops:bf16']}"
-        " times that of unfused attention when every operation rounds and sums are FP32,"
-        f" {found['sums:bf16']} times when sums round too and {found['fa2-bf16']} times in"
-        f" production kernels (T {t}, tiles of {tile}, Gaussian); {tenfold(r, scale)}."
+        f"In BF16 the largest deviation of tiled attention is {found['ops:bf16']} times that of"
+        " unfused attention where every operation rounds and sums are FP32. It is"
+        f" {found['sums:bf16']} times where sums round too and {found['fa2-bf16']} times in"
+        f" production kernels (from binary64, T {t}, tiles of {tile}, Gaussian);"
+        f" {tenfold(r, scale)}."
     )
 
 
@@ -569,7 +570,7 @@ def drift_figure(t: trainings.Training) -> Figure[Results]:
     """Return the figure of the trainings: how far their weights are apart."""
     return Figure(
         title="Fig. 7 and 8: do weights drift apart?",
-        draw=lambda r: trainings.draw(r.drifts, t),
+        draw=lambda r: trainings.draw(r.drifts, t) if r.drifts else None,
         caption=f"A byte-level GPT of {t.config.layers} layers and width {t.config.width}, trained"
         " twice from the same weights on the same batches; 'other first weights': on the same"
         " batches. Thin lines: seeds; thick: geometric mean; shaded: its 95 % t interval. FP16"

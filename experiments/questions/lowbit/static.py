@@ -27,6 +27,8 @@ from roundscope.experiments.questions.lowbit.recipes import (
     HIGH,
     MATCHED,
     NONE,
+    OF_ROUNDED,
+    PLAIN,
     RECIPES,
     words,
 )
@@ -131,6 +133,7 @@ def verdicts(found: Cells, quick: bool) -> Sequence[Verdict]:
             )
     if not quick:
         told += [mean_key(name) for name in (NONE, CENTRED, BOTH, BOTH_OF_P)]
+        told += [rounded_sums(name, found[name, MATCHED]) for name in PLAIN]
         for title, text in TWO_LEVEL.items():
             told.append(_leak(title, cells_of(text, quick, block_q=64, block_k=32)))
     return told
@@ -143,6 +146,21 @@ def _leak(case: str, cells: Mapping[str, Mapping[int, float]]) -> Verdict:
     claim = f"rows of dS sum to zero, within {BF16_ROWS:g}"
     measured = f"rows {interval(rows)} (n = {rows.seeds}); {', '.join(each)}"
     return verdict_on("static", claim, case, (0.0, BF16_ROWS), measured, rows)
+
+
+def rounded_sums(name: str, matched: Mapping[str, Mapping[int, float]]) -> Verdict:
+    """Return whether row sums of P after its cast leave the rows of a matched dS as they are."""
+    own = cells_of(words(name, OF_ROUNDED), quick=False)
+    over, third = ratio(own["rows"], matched["rows"]), estimate(own["route_3"])
+    before = number(estimate(matched["route_3"]).mean)
+    return verdict_on(
+        "static",
+        "matched: row sums of P after its cast leave the row sums of dS within 5 %",
+        RECIPES[name].title,
+        SAME,
+        f"{interval(over)} times (n = {over.seeds}); route 3 {interval(third)}, before {before}",
+        over,
+    )
 
 
 def mean_key(cure: str) -> Verdict:

@@ -27,6 +27,7 @@ from roundscope.experiments.questions.lowbit.recipes import (
     NONE,
     OWN,
     OWN_HIGH,
+    PLAIN,
     SHAMS,
     SHAMS_MATCHED,
     SIGNS_MATCHED,
@@ -67,7 +68,6 @@ ABOUT = "measured in the middle and at the end, on the first sequence"
 SIZES: dict[str, Any] = {"layers": 2, "heads": 4, "width": 128, "context": 64, "batch": 16}
 WHOLE = (NONE, CENTRED, *SHAMS, MATCHED, HIGH, CENTRED_MATCHED, CENTRED_HIGH, BOTH, BOTH_OF_P)
 FEW = (NONE, CENTRED, MATCHED, CENTRED_MATCHED, BOTH)
-PLAIN = ("nvfp4", "int8", "mxfp4", "int4", "fp8-block")  # one recipe of each format
 
 
 def _each(recipes: Sequence[str], cures: Sequence[str]) -> list[tuple[str, str]]:

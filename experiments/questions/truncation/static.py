@@ -29,6 +29,7 @@ from roundscope.experiments.questions.truncation.builds import (
     MODES,
     NEAREST,
     REMEDIES,
+    SUMS,
     TITLES,
     WIDE,
     ZERO,
@@ -108,7 +109,7 @@ def point(words: str, name: str, seeds: int) -> Point:
     x, want = calls(name, seeds), _exact(name, seeds)
     own = examine(
         *(x.q, x.k, x.v, x.do),
-        plan=Plan.preset(BASE).changed(words),
+        plan=Plan.preset(BASE).changed(f"{SUMS} {words}"),
         record=Record(events=(Site.DS,)),
         engine="numpy",
         is_causal=True,

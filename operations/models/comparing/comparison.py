@@ -61,7 +61,9 @@ class Group(NamedTuple):
 
     def __str__(self) -> str:
         name = "the end, behind the last operation" if self.name == "end" else self.name
-        return name if self.a == self.b else f"{name} (A: {self.a}; B: {self.b})"
+        if self.a != self.b:
+            return f"{name} (A: {self.a}; B: {self.b})"
+        return f"{name} (of one name in both, with other code or a constant that is not recorded)"
 
     @property
     def is_told_apart(self) -> bool:

@@ -25,6 +25,7 @@ from roundscope.operations.models.comparing.words import FEW, functions_of, summ
 from roundscope.operations.models.replay import NotRunnable, Replay, check_replays, same, wide
 from roundscope.operations.models.tape import UNKNOWN, Tape
 
+MOST_NAMES = 3  # of modules, in the name of a group
 REPEATS = 4  # runs with other last bits, by which the noise of a share is measured
 
 
@@ -216,15 +217,22 @@ def _groups(rows: Sequence[Row]) -> dict[str, tuple[int, ...]]:
             found.setdefault((row.operation, *row.function), []).append(row)
     named: dict[str, tuple[int, ...]] = {}
     for (operation, *_), own in found.items():
-        lasts = {row.title.rpartition(".")[2] for row in own}
-        total = sum(row.operation == operation for row in rows)
-        last = lasts.pop() if len(lasts) == 1 and len(own) < total else ""
-        base = f"{operation} {last}".strip() if "." in own[0].title else str(operation)
-        name = base
+        alike = [row for row in rows if row.operation == operation]
+        lasts = list(dict.fromkeys(_last(row) for row in own))
+        if len(own) == 1 and sum(_last(row) == lasts[0] for row in alike) > 1:
+            lasts = [own[0].title.removeprefix(f"{operation} ")]  # one layer's alone
+        is_said = len(lasts) <= MOST_NAMES and len(own) < len(alike)
+        name = f"{operation} {' and '.join(filter(None, lasts)) if is_said else ''}".strip()
         while name in named:
             name += "'"
         named[name] = tuple(row.number for row in own)
     return named
+
+
+def _last(row: Row) -> str:
+    """Return the last part of the path of a row's module, "" if it has none."""
+    path = row.title.removeprefix(row.operation).strip()
+    return path.rpartition(".")[2] if " " not in path else ""
 
 
 def _noise(

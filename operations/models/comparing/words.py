@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from roundscope.operations.models.comparing.align import Alignment
+from roundscope.operations.models.comparing.constants import apart
 from roundscope.operations.models.comparing.ports import NAMES
 from roundscope.operations.models.replay import Replay
 from roundscope.operations.models.tape import Entry, Tape
@@ -30,12 +31,13 @@ def words_for(replay: Replay, number: int, identify: Callable[[Tape, int], str])
     functions: list[str] = []
     types: list[str] = []
     steps: list[list[str]] = []
+    own: list[list[Entry]] = []
     for name in NAMES:
         tape = replay.alignment.tape(name)
         entries = [tape.entries[n] for n in getattr(replay.pairs[number], name)[0]]
         exact = identify(tape, entries[0].number) if len(entries) == 1 else ""
-        is_default = not entries and tape.has_default_logprobs
-        functions.append("in binary64 (the default)" if is_default else functions_of(entries))
+        own.append(entries)
+        functions.append(functions_of(entries) or _end(tape))
         words.append(exact or functions[-1])
         steps.append([x for entry in entries for x in entry.settings.get("arithmetic", [])])
         types.append(tape.values[entries[-1].outputs[0]].dtype if entries else "")
@@ -54,7 +56,21 @@ def words_for(replay: Replay, number: int, identify: Callable[[Tape, int], str])
         words = [
             f"{text}{how}" for text, how in zip(words, _ways(replay.alignment, number), strict=True)
         ]
-    return words[0], words[1]
+    return _with_constants(words[0], words[1], *apart(own[0], own[1]))
+
+
+def _with_constants(a: str, b: str, of_a: str, of_b: str) -> tuple[str, str]:
+    """Return two words with the constants that differ, which say all where the words are one."""
+    if not of_a:
+        return a, b
+    return (of_a, of_b) if a == b else (f"{a}, {of_a}", f"{b}, {of_b}")
+
+
+def _end(tape: Tape) -> str:
+    """Return how a run ends behind its last operation, in words."""
+    if not tape.has_default_logprobs or tape.logits is None:
+        return ""
+    return f"in binary64 (the default), of logits in {tape.values[tape.logits].dtype}"
 
 
 def _apart_words(a: Sequence[str], b: Sequence[str]) -> list[str]:

@@ -224,7 +224,7 @@ def test_errors_name_the_word_and_the_repair(text, said):
 
 def test_an_unknown_event_lists_those_of_the_plan():
     """ROWSUM and PV, which fa2 lacks, and neither CM nor LANES, which it has."""
-    with pytest.raises(ValueError, match="unknown site 'PP'") as said:
-        Plan.preset("fa2").changed("PP=bf16")
+    with pytest.raises(ValueError, match="unknown site 'ZZZ'") as said:
+        Plan.preset("fa2").changed("ZZZ=bf16")
     known = str(said.value).partition("Known: ")[2].split()
     assert {"CM", "DX", "LANES", "OI"} <= {*known} and not {"ROWSUM", "PV"} & {*known}

@@ -115,8 +115,30 @@ def test_every_shorter_tensor_core_is_spelled_as_it_is_read():
 
 
 @pytest.mark.parametrize(
+    ("word", "same"),
+    [
+        ("hopper-m64n256k16:bf16", "hopper:bf16"),
+        ("hopper-m16n8k8:bf16", "hopper-8:bf16"),
+        ("ampere-m16n8k4:tf32", "ampere:tf32"),
+        ("ampere-m16n8k8:tf32", "ampere:tf32"),
+        ("blackwell-m128n8k64:nvfp4", "blackwell:nvfp4"),
+        ("rtx_blackwell-m16n8k16:e4m3fn", "rtx_blackwell-16:e4m3fn"),
+        ("cdna3-32x32x8:bf16", "cdna3:bf16"),
+        ("cdna3-16x16x4:bf16", "cdna3-4:bf16"),
+        ("cdna1-4x4x2:bf16", "cdna1:bf16"),
+    ],
+)
+def test_an_instruction_s_shape_is_its_number_of_products(word, same):
+    """k of another type, and a chunk larger than the unit adds at once."""
+    assert accumulator_of(word) == accumulator_of(same)
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("S.sum=hopper-m64n12k16:bf16", "instruction of hopper for bf16 'm64n12k16'"),
+        ("S.sum=cdna3-32x32x9:bf16", "did you mean '32x32x"),
+        ("S.sum=hopper-m16n8k32:e4m3fn", "instruction of hopper for e4m3fn"),
         ("S.sum=hopper-17:bf16", "1 to 16 products"),
         ("S.sum=hopper-0:bf16", "1 to 16 products"),
         ("S.sum=hopper-:bf16", "1 to 16 products"),

@@ -358,6 +358,29 @@ def test_own_backwards_of_the_libraries(library):
     np.testing.assert_array_equal(found.dv, FLAT.do)
 
 
+def test_what_is_known_of_torchs_flash_on_a_cpu_is_said_of_it_alone():
+    """Where it is less exact than its plan; not of what is written out, nor of a mistake."""
+    torch = pytest.importorskip("torch")
+    functional = torch.nn.functional
+
+    def flash(q, k, v, *, scale, is_causal):
+        return functional.scaled_dot_product_attention(q, k, v, scale=scale, is_causal=is_causal)
+
+    def eager(q, k, v, *, scale, is_causal):
+        s = (q @ k.mT * scale).masked_fill(torch.ones(96, 96, dtype=torch.bool).triu(1), -torch.inf)
+        return (s.softmax(-1).float() * 1.001).to(q.dtype) @ v
+
+    def wrong(q, k, v, *, scale, is_causal):
+        return flash(q, k, v, scale=2 * scale, is_causal=is_causal)
+
+    told = {}
+    for kernel in (flash, eager, wrong):
+        with pytest.raises(AssertionError) as raised:
+            assert_as_good_as(kernel, "fa2", "gaussian", is_causal=True, tokens=96, library="torch")
+        told[kernel] = "flash kernel for CPUs" in str(raised.value)
+    assert told == {flash: True, eager: False, wrong: False}
+
+
 @pytest.mark.parametrize(
     ("name", "default", "causal", "full"),
     [("sliding_window", None, 5, 5), ("window_size", (-1, -1), (4, 0), (4, 4))],

@@ -14,7 +14,15 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.overrides import _get_current_function_mode_stack
 
-from roundscope.torch import attention_layers, capture, correct, intercept, use, watch
+from roundscope.torch import (
+    attention_function,
+    attention_layers,
+    capture,
+    correct,
+    intercept,
+    use,
+    watch,
+)
 from tests.attention.torch import helpers_of_calls
 from tests.attention.torch.helpers_of_calls import attended, normalized
 from tests.attention.torch.models import batch, gpt, pretrained
@@ -48,6 +56,68 @@ class HelpedByModule(nn.Module):
 class NotHelped(nn.Module):
     def forward(self, x):
         return normalized(x)
+
+
+class Holding(nn.Module):
+    """Calls the function that an attribute holds, and one of them by the name "a"."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.kernel = function
+
+    def forward(self, x):
+        return (self.kernel["a"] if isinstance(self.kernel, dict) else self.kernel)(x, x, x)
+
+
+class HoldingBackend(nn.Module):
+    def __init__(self, backend):
+        super().__init__()
+        self.backend, self.parts = backend, nn.ModuleList([Holding(F.relu)])
+
+    def forward(self, x):
+        return self.backend.attend(x)
+
+
+class Backend:
+    def attend(self, x):
+        return attended(x)
+
+
+class Passing(nn.Module):
+    """Gives the function to its parts, and calls it nowhere itself."""
+
+    def __init__(self, kernel=F.scaled_dot_product_attention):
+        super().__init__()
+        self.kernel, self.parts = kernel, nn.ModuleList(Holding(kernel) for _ in range(2))
+
+    def forward(self, x):
+        return self.parts[1](self.parts[0](x))
+
+
+def by_hand(q, k, v):
+    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+
+def given(kernel):
+    return lambda q, k, v: kernel(q, k, v)
+
+
+def by_default(q, k, v, kernel=F.scaled_dot_product_attention):
+    return kernel(q, k, v)
+
+
+HELD = {
+    "itself": sdpa,
+    "marked": attention_function(by_hand),
+    "partial": partial(sdpa, is_causal=True),
+    "partial of a marked one": partial(attention_function(by_hand)),
+    "given to a partial": partial(lambda q, k, v, kernel: kernel(q, k, v), kernel=sdpa),
+    "lambda": lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
+    "closure": given(sdpa),
+    "closure of a marked one": given(attention_function(by_hand)),
+    "default": by_default,
+    "dictionary": {"a": sdpa},
+}
 
 
 class Kept:
@@ -97,6 +167,41 @@ def test_a_class_that_calls_attention_is_found(kind):
     with intercept(model, kept):
         model(torch.ones(1, 2, 3, 4))
     assert len(kept.calls) == 1
+
+
+@pytest.mark.parametrize("kernel", HELD.values(), ids=HELD)
+def test_a_function_that_an_attribute_holds_is_found(kernel):
+    """`exact` is binary64 attention of these FP64 numbers, so it moves last bits alone."""
+    model, x = nn.Sequential(nn.Identity(), Holding(kernel)), torch.randn(1, 2, 3, 4).double()
+    assert names(model) == ["1"]
+    own, kept = model(x), Kept()
+    with use(model, "exact"), intercept(model, kept):
+        torch.testing.assert_close(model(x), own, rtol=0, atol=1e-14)
+    assert len(kept.calls) == 1
+
+
+def test_a_function_is_the_layer_of_who_calls_it():
+    """Of an object that an attribute holds; not of a module that gives it to others alone."""
+    assert names(HoldingBackend(Backend())) == [""]
+    model, kept = Passing(), Kept()
+    assert names(model) == ["parts.0", "parts.1"]
+    with intercept(model, kept):
+        model(torch.ones(1, 2, 3, 4))
+    assert len(kept.calls) == 2
+
+
+def test_a_refusal_names_paths_of_the_model():
+    """A function in which no attention is seen; one that writes it out; none at all."""
+    for model, message in (
+        (
+            nn.Sequential(Holding(F.relu), Holding(Kept())),
+            r"\(0.kernel, 1.kernel.__call__\) none is seen to call it: give modules=\['0', '1'\]",
+        ),
+        (nn.Sequential(Holding(by_hand)), "its code writes it out, it seems, in 0: mark"),
+        (nn.Sequential(nn.Linear(2, 2)), r"modules=\['0'\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            attention_layers(model)
 
 
 def test_a_class_that_calls_other_functions_is_not_found():

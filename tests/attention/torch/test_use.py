@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -395,3 +396,19 @@ def test_wrong_plans_and_layers_are_named():
         use(model, None)
     with pytest.raises(ValueError, match=r"plans='layers.7': there is layer 0 alone"):
         use(model, {"layers.7": "fa2"})
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.float16])
+def test_a_model_whose_type_a_plan_rounds_is_told(kind):
+    """And not where the plan reads that type, or the model has the plan's."""
+    model, x = nn.Sequential(Attention()), torch.randn(1, 1, 4, 8)
+    name = str(kind).removeprefix("torch.")
+    text = f"use: q is {name}, and the plan fa2 rounds it to bf16"
+    with use(model, "fa2"), pytest.warns(UserWarning, match=text):
+        model(x.to(kind))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with use(model, "fa2"):
+            model(x.bfloat16())
+        with use(model, "exact"):
+            model(x.to(kind))

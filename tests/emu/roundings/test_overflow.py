@@ -16,6 +16,7 @@ BEYOND = {  # twice the largest finite number, rounded by the format's own rule
     "e3m2fn": 28.0,
     "e2m3fn": 7.5,
     "e2m1fn": 6.0,
+    "e1m2fn": 1.75,
     "fp64": math.inf,
     "fp32": math.inf,
     "tf32": math.inf,
@@ -25,6 +26,7 @@ BEYOND = {  # twice the largest finite number, rounded by the format's own rule
     "e4m3": math.inf,
     "e5m2fnuz": math.nan,
     "e4m3fnuz": math.nan,
+    "e4m3b11fnuz": math.nan,
     "e8m0fnu": math.nan,
 }
 

@@ -43,6 +43,57 @@ PAIRS = {
 }
 
 
+def with_eps(model):
+    for norm in small.norms(model):
+        norm.variance_epsilon = 1e-3
+    return model
+
+
+def with_base(model, base=1e6):
+    model.model.rotary_emb.inv_freq = base ** (-torch.arange(8) / 8)
+    return model
+
+
+def with_scale(model):
+    for layer in model.model.layers:
+        layer.self_attn.scaling = 0.2525
+    return model
+
+
+CONSTANTS = {
+    "rms_norm": (with_eps, "eps 1e-06", "eps 0.001"),
+    "rope_table": (with_base, "base 10000", "base 1000000"),
+    "attention": (with_scale, "scale 0.25", "scale 0.2525"),
+}
+
+
+@pytest.mark.parametrize("operation", CONSTANTS)
+def test_constants_that_differ_are_told(operation):
+    change, *words = CONSTANTS[operation]
+    own = with_base(small.llama(), 1e4)  # in FP32; as the model has them they are in BF16
+    (group,) = compare((own, IDS), (change(with_base(small.llama(), 1e4)), IDS)).groups
+    assert group.name == operation and [group.a, group.b] == words
+
+
+def test_linear_layers_are_told_by_their_paths_and_the_end_by_its_types():
+    """Of two kinds of layers both; of one layer among its like the whole path."""
+    other = small.llama()
+    for layer in (*(x.mlp.down_proj for x in other.model.layers), other.lm_head):
+        to = torch.float32 if layer is other.lm_head else small.BF16
+        layer.forward = lambda x, w=layer.weight, to=to: (x.float() @ w.float().T).to(to)
+    linear, end = sorted(
+        compare((small.llama(), IDS), (other, IDS)).groups, key=lambda group: group.name == "end"
+    )
+    assert linear.name == "linear down_proj and lm_head"
+    assert str(end).startswith("the end, behind the last operation (A: in binary64 (the default)")
+    assert end.a.endswith("of logits in bfloat16") and end.b.endswith("of logits in float32")
+    changed = small.llama()
+    down = changed.model.layers[1].mlp.down_proj
+    down.forward = lambda x, w=down.weight: x[..., ::2] @ w[:, ::2].T + x[..., 1::2] @ w[:, 1::2].T
+    (group,) = compare((small.llama(), IDS), (changed, IDS)).groups
+    assert group.name == "linear model.layers.1.mlp.down_proj"
+
+
 @pytest.mark.parametrize("operation", PAIRS)
 def test_one_culprit_is_named_alone(operation):
     a, b = small.llama(), PAIRS[operation](small.llama())
@@ -122,7 +173,8 @@ def test_log_softmax_in_bf16():
 def test_log_softmax_of_one_side():
     plain, own = Side(small.llama(), IDS), small.log_softmax(torch.bfloat16)
     found = compared(plain, Side(small.llama(), IDS, logprobs=own))
-    assert "(A: in binary64 (the default); B: log_softmax in bfloat16)" in found.sentence
+    of_a = "A: in binary64 (the default), of logits in bfloat16"
+    assert f"({of_a}; B: log_softmax in bfloat16)" in found.sentence
     (row,) = [row for row in found.rows if row.made == "here"]
     assert (row.ulps, row.differ > 0) == (0.0, True)
     (note,) = found.notes
@@ -333,4 +385,4 @@ def test_log_probabilities_after_many_passes():
     assert abs(found.left) < 1e-12 and {g.name for g in found.groups[1:]} <= {"attention", "linear"}
     again = compare(Side(model, ids, None, narrow), Side(other, ids, small.by_token))
     assert "in bfloat16" in again.groups[0].a
-    assert again.groups[0].b == "in binary64 (the default)"
+    assert again.groups[0].b == "in binary64 (the default), of logits in bfloat16"

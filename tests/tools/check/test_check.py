@@ -312,7 +312,9 @@ def test_the_suspect_is_the_next_step():
     asked = CheckOptions(source="k:f", claims="fa2", tokens=64)
     found = Findings(name="f", about="calls", asked=asked, cases=[failed], compared=compared)
     why, command = report.next_step(found)
-    assert words in why and command == "roundscope check k:f --claims fa2 --tokens 64"
+    assert words in found.sentence and words not in why
+    assert why.startswith("Next: look for that")
+    assert command == "roundscope check k:f --claims fa2 --tokens 64"
     assert found.sentence == f"f is not as good as fa2: {words}."
     further = [
         Case(test="envelope", name="a", answer=Answer.FAIL, sentence="Wrong."),
@@ -336,7 +338,7 @@ def test_a_rounding_that_the_search_found_is_in_the_first_line():
     said = Findings(name="f", about="calls", asked=asked, cases=[failed], search=found)
     assert "P=bf16:toward-zero explains it" in said.sentence.splitlines()[0]
     why, command = report.next_step(said)
-    assert "P=bf16:toward-zero" in why and "identify" not in command
+    assert why.startswith("Next: look for that") and "identify" not in command
     assert "--set P=bf16:toward-zero" in command
 
 

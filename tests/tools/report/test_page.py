@@ -68,9 +68,12 @@ def test_bars_of_one_artist_look_like_those_of_many():
 def test_opening_has_the_answer_the_number_and_a_command_that_a_click_marks():
     opening = Opening("OUT < exact.", "relative rms error 2e-3", "roundscope trace x --set P=fp32")
     html = made(opening=opening)
-    assert html.index("OUT &lt; exact.") < html.index("2e-3") < html.index("<code>roundscope")
+    assert html.index("OUT &lt; exact.") < html.index("2e-3") < html.index("<span>roundscope")
     assert re.search(r"\.next code\{[^}]*user-select:all", CSS)
     assert "class=next" not in made() and "class=number" not in made()
+    words = re.search(r"class=next>.*?</code>", html, re.S)[0]
+    assert re.sub(r"<[^>]*>", "", words).endswith(opening.command)
+    assert "<span>--set</span>" in words and re.search(r"words span\{display:inline-block", CSS)
     assert "class='verdict bad'" in made(opening=Opening("It failed.", mood="bad"))
 
 

@@ -12,8 +12,8 @@ from roundscope.tools.sweep.conditions.condition import CannotRunError, cell_of
 from roundscope.tools.sweep.measuring.measure import measure
 from roundscope.tools.sweep.report.answers import answer, as_data
 from roundscope.tools.sweep.report.gains import gains
-from roundscope.tools.sweep.report.levels import levels, words
-from roundscope.tools.sweep.storage.frames import frame_of
+from roundscope.tools.sweep.report.levels import Level, OfResult, levels, words
+from roundscope.tools.sweep.storage.frames import Axis, frame_of
 from roundscope.tools.sweep.storage.store import writing
 
 SMALL = {"T": 16, "N": 2, "H": 16}
@@ -219,3 +219,20 @@ def test_a_share_and_a_mask_belong_to_the_cell(tmp_path, monkeypatch):
     assert len(keys) == 2
     with pytest.raises(UsageError, match="mask of shape"):
         cell_of(point | {"injection": "P:ulps=1:mask=hits.npy", "T": 8})
+
+
+def test_an_error_above_100_percent_is_called_that():
+    """dq of which nothing is left, told as 1.73 among other numbers."""
+    level = {"value": "e4m3fn", "times": (9.0, 8.0, 10.0), "gain": np.nan}
+    least = Level(**level | {"value": "bf16", "times": None}, rms=0.1)
+    axis = Axis(name="format", label="format", values=("bf16", "e4m3fn"))
+    for rms, is_told in ((0.99, False), (1.73, True)):
+        own = OfResult(
+            result="dq",
+            axis=axis,
+            share=0.9,
+            levels=[least, Level(**level, rms=rms)],
+            metric="dq_rel_rms",
+        )
+        (line,) = words([own])
+        assert ("An error above 100 % leaves nothing of dq at e4m3fn" in line) == is_told

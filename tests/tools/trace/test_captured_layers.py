@@ -146,6 +146,26 @@ def test_the_command_shows_the_call(run, tmp_path):
     assert "attn, eager" in text and "not used" not in text
 
 
+def test_the_command_shows_how_a_capture_ended_and_what_ran(run, tmp_path):
+    """An error in it, a CPU whose kernel has a GPU's name, and the error of the file's own output.
+
+    That output is 1.25 times the exact one, so its relative rms error is 0.25.
+    """
+    x, path = layer(), tmp_path / "a.safetensors"
+    exact = examine(x.q, x.k, x.v, plan="exact", scale=0.3).out
+    out = (1.25 * exact).astype("f4").swapaxes(1, 2)
+    about = {"torch": "2.13", "device": "x86_64", "remark": "ended by KeyError"}
+    write_captures(path, [captured(0, x, implementation="sdpa flash", out=out)], about)
+    text = " ".join(run(path, "--out", tmp_path / "x")[1].split())
+    assert "the capture was ended by KeyError, so layers, calls and gradients may be" in text
+    assert "sdpa flash captured on a CPU (x86_64): another kernel than on a GPU" in text
+    assert "output in the file, against exact attention: 2.50e-01; of that of the plan" in text
+    on_gpu = {"torch": "2.13", "device": "NVIDIA H100", "cuda": "13.0"}
+    write_captures(path, [captured(0, x, implementation="sdpa flash")], on_gpu)
+    text = run(path, "--out", tmp_path / "y")[1]
+    assert "CPU" not in text and "ended" not in text and "in the file" not in text
+
+
 def test_a_request_for_causality_has_a_folder_of_its_own(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_captures(tmp_path / "a.safetensors", [captured(0, layer(), is_causal=True)], {})

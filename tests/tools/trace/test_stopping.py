@@ -1,5 +1,6 @@
 """Where a trace says that nothing is wrong, and what its first page says of its plan."""
 
+import re
 from dataclasses import replace
 
 import ml_dtypes
@@ -13,9 +14,10 @@ from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import Site
 from roundscope.tools.look.plans import about
 from roundscope.tools.tensors.layers import Layer
+from roundscope.tools.trace.biased import bias
 from roundscope.tools.trace.repairs import to_promote
 from roundscope.tools.trace.report import plots
-from roundscope.tools.trace.report.report import of_layer
+from roundscope.tools.trace.report.report import of_layer, stepped
 from roundscope.tools.trace.results import CLOSE, EVENT, Result
 from roundscope.tools.trace.run import observe
 from roundscope.tools.trace.stopping import stop
@@ -44,6 +46,25 @@ def test_results_that_are_rounded_once_need_no_repair(best):
     assert "you can stop" in said and "one rounding to bf16" in said and "dq, dk and dv" in said
     texts = [getattr(part, "text", "") for part in of_layer(best)]
     assert said in texts and not any(getattr(p, "lead", "") == "Next:" for p in of_layer(best))
+
+
+def test_few_heads_are_said_to_show_little_and_nothing_contradicts_it():
+    """A length that cannot be judged, in the sentence that says that nothing is biased."""
+    x = np.random.default_rng(7).standard_normal((4, 1, 48, 2, 16)).astype(ml_dtypes.bfloat16)
+    layer = Layer(name="a", **dict(zip(("q", "k", "v", "do"), x.astype(np.float32), strict=True)))
+    s = summarise(observe(layer, asked(plan="fp32", changes=LAST)))
+    first, second = re.split(r"(?<=biased)\. ", bias(s))
+    assert first.startswith("None of ") and "key heads" not in first
+    assert re.match(r"Whether out.* cannot be said of 2 key heads", second)
+    assert stop(s).startswith("Nothing that 2 key heads can show is wrong here, and you can stop")
+
+
+def test_a_next_step_replaces_the_changes_of_the_command():
+    """--set Q=mxfp8 --set Q=fp32: which of them counts?"""
+    command = "roundscope trace 'a b.st' --set=Q=mxfp4 --set 'K=bf16; V=bf16' --budget-heads 2"
+    assert stepped(command, "--set Q=fp32 --set K=fp32") == (
+        "roundscope trace 'a b.st' --set V=bf16 --budget-heads 2 --set Q=fp32 --set K=fp32"
+    )
 
 
 @pytest.mark.parametrize(

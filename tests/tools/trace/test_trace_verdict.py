@@ -11,6 +11,7 @@ from roundscope import Plan
 from roundscope.attention.budget.parts import event_part, sum_part
 from roundscope.attention.sites import Site
 from roundscope.tools.report.html import page
+from roundscope.tools.report.wording import factor
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace.costs import cost, visible
 from roundscope.tools.trace.report.report import again_of, report
@@ -61,7 +62,9 @@ class TestVerdict:
 
     def test_an_error_is_held_against_the_least_of_its_format(self, plain):
         v, out = verdict(plain), plain.results[0]
-        times = f"{out.error / out.least:.2g} times as much as rounding the exact output to bf16"
+        times = (
+            f"{factor(out.error / out.least)} times as much as rounding the exact output to bf16"
+        )
         assert times in v.accuracy and re.fullmatch(r"0\.\d+ %", v.number)
         best = verdict(summary(plan="fp32", changes=["OUT=bf16"]))
         assert "hardly more than rounding the exact output to bf16 once" in best.accuracy

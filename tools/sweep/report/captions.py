@@ -128,6 +128,12 @@ def opening(frame: Frame, found: Shares) -> str:
     seeds = ""
     if np.isfinite(found.seeds):
         seeds = " Seeds: the variance within conditions, which no axis explains."
+    first = found.effects[0]
+    if found.is_of_one:
+        return (
+            f"The {size_words(size(frame))} of every cell by {first.axis.label} (dots), geometric"
+            f" means (lines): {first.axis.label} is the only axis.{_missing(frame)}"
+        )
     return (
         f"Left: the share of the variance of log rms over {found.cells} cells that lies between the"
         f" values of one axis (main effect, eta squared). {limit} {crossed}{seeds} Right (on a"

@@ -55,6 +55,11 @@ class Shares:
     cells: int
     crossed: bool
 
+    @property
+    def is_of_one(self) -> bool:
+        """Whether a lone axis explains it all, so that a bar of 100 % would say nothing."""
+        return len(self.effects) == 1 and self.effects[0].share > 0.995
+
 
 def mean_interval(x: np.ndarray) -> tuple[float, float]:
     """Return the mean of the numbers and half of its 95 % t interval.

@@ -130,7 +130,15 @@ def words(found: list[OfResult]) -> list[str]:
             f" {number(x.least.rms)} at {x.least.value} and {number(x.most.rms)} at {x.most.value},"
             f" {number(times)}{ends} times it."
         )
-    return lines
+    return [line + _nothing_left(x) for line, x in zip(lines, found, strict=True)]
+
+
+def _nothing_left(x: OfResult) -> str:
+    """Return that a result has an error above its own size; or ""."""
+    if "rel_rms" not in x.metric or x.most.rms <= 1.0:
+        return ""
+    where = f" at {x.most.value}" if x.least.rms <= 1.0 else ""
+    return f" An error above 100 % leaves nothing of {x.result}{where}: zeros would be nearer."
 
 
 def _reads(frame: Frame, result: str) -> str:

@@ -38,6 +38,11 @@ def opening(
     Lines show what seeds alone might explain. cells: (code of the axis, rms, whether it is usable)
     of every cell;  metric: which rms that is.
     """
+    if found.is_of_one:
+        figure, axes = canvas(3.3)
+        _by_value(axes[0, 0], axis, *cells)
+        axes[0, 0].set_ylabel(METRIC_LABELS[metric])
+        return figure
     names = [e.axis.label for e in found.effects[:BARS]]
     figure, axes = canvas(max(2.9, 1.3 + 0.34 * (len(names) + 2)), 1, 2, width_ratios=[1, 1.15])
     left, right = axes[0]

@@ -198,6 +198,27 @@ def again_of(words: Sequence[str]) -> str:
     return shlex.join(kept)
 
 
+def stepped(command: str, step: str) -> str:
+    """Return a command with the options of its next step, without the changes these replace.
+
+    Example:
+        >>> stepped("roundscope trace x --set 'Q=bf16; K=bf16'", "--set Q=fp32")
+        'roundscope trace x --set K=bf16 --set Q=fp32'
+    """
+    words, kept = shlex.split(command), []
+    new = {w.partition("=")[0] for w in shlex.split(step) if w != "--set"}
+    while words:
+        word = words.pop(0)
+        is_set = word == "--set" and bool(words)
+        if not is_set and not word.startswith("--set="):
+            kept.append(word)
+            continue
+        changes = [c.strip() for c in (words.pop(0) if is_set else word[6:]).split(";")]
+        left = [c for c in changes if c.partition("=")[0].strip() not in new]
+        kept += ["--set", "; ".join(left)] if left else []
+    return f"{shlex.join(kept)} {step}".strip()
+
+
 def least_exact(summaries: list[Summary]) -> set[str]:
     """Return the names of the layers of which a page has pictures, which take most of its time."""
     return {s.layer.name for s in sorted(summaries, key=_exactness)[:PICTURED]}
@@ -241,7 +262,7 @@ def _opening(summaries: list[Summary], worst: Summary, again: str) -> Opening:
         worst = min(left, key=_exactness)
         v = verdict(worst)
     one = f"{again} --layer {shlex.quote(worst.layer.name)}" if len(summaries) > 1 else again
-    step = f"{one} {v.step}" if v.step else ""
+    step = stepped(one, v.step) if v.step else ""
     where = f" in {worst.layer.name}" if len(summaries) > 1 else ""
     return Opening(first, more, step, f"Next, to see how{where} {v.buys}", mood)
 
@@ -316,7 +337,7 @@ def of_layer(s: Summary, command: str = "", every: bool = False) -> list[Part]:
     if end := stop(s):
         parts.append(Text(end, "good"))
     elif v.step:
-        parts.append(Text("", "strong", lead="Next:", command=f"{command} {v.step}".strip()))
+        parts.append(Text("", "strong", lead="Next:", command=stepped(command, v.step)))
         parts.append(Text(f"      to see how {v.buys}", "note"))
     parts += notes(about(request.plan.name))
     parts += [Text(""), tables.results(s), *notes(tables.results_note(s))]

@@ -68,7 +68,7 @@ def results(s: Summary) -> Table:
         if r.gain is not None and r.gain.se > 0.0 and r.gain.heads >= FEWEST
     ]
     limit = f", biased\nbeyond ±{gains[0].limit:.1f}" if gains else ""
-    heads = ["result", "relative\nrms error", "largest\nerror", "too long (+)\nor short, %"]
+    heads = ["result", "relative\nrms error", "largest\n(absolute)", "too long (+)\nor short, %"]
     rows = [
         [r.name, f"{r.error:.2e}", f"{r.difference['max_abs']:.2e}", *_gain(r)] for r in s.results
     ]
@@ -77,14 +77,20 @@ def results(s: Summary) -> Table:
         "casts of\ninputs": [r.cast for r in s.results],
         "without\ncasts": [r.computed for r in s.results],
         f"{beside}:\nrms error": [r.beside for r in s.results],
-        "rounded\nonce": [r.least for r in s.results],
     }
     more = {head: numbers for head, numbers in more.items() if numbers[0] is not None}
     for numbers in more.values():
         for row, x in zip(rows, numbers, strict=True):
             row.append("" if x is None else f"{x:.2e}")
+    heads += [f"z{limit}", *more]
+    optional = 2
+    if s.results[0].least is not None:  # beside the error that it is to be held against
+        heads.insert(2, "rounded\nonce")
+        optional = 3
+        for row, r in zip(rows, s.results, strict=True):
+            row.insert(2, "" if r.least is None else f"{r.least:.2e}")
     marked = [r.is_biased or not r.is_known for r in s.results]
-    return Table([*heads, f"z{limit}", *more], rows, marked, optional=(2,) if len(more) > 1 else ())
+    return Table(heads, rows, marked, optional=(optional,) if len(heads) > 6 else ())
 
 
 def _gain(r: Result) -> list[str]:

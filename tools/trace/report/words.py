@@ -8,7 +8,7 @@ from roundscope.attention.grammar.injections import injection_words
 from roundscope.attention.trace.parts import site_of
 from roundscope.emu.roundings.modes import Overflow
 from roundscope.events.plan import base_name
-from roundscope.tools.report.wording import listed
+from roundscope.tools.report.wording import factor, listed
 from roundscope.tools.trace.analysis.bias import Event, MeanError, threshold
 from roundscope.tools.trace.analysis.consequences import DeltaDrift
 from roundscope.tools.trace.biased import LOST, bias, event_name, too
@@ -72,7 +72,8 @@ def _unseen(s: Summary) -> str:
     if most**2 - 1.0 < UNKNOWN:
         return f"{text}: they are too small to be seen there."
     times = ((SEEN**2 - 1.0) / (most**2 - 1.0)) ** 0.5
-    return f"{text}; errors about {times:.2g} times as large would make one {SEEN_WORDS} larger."
+    much = f"errors about {factor(times)} times as large"
+    return f"{text}; {much} would make one {SEEN_WORDS} larger."
 
 
 def plan_words(request: Request) -> str:

@@ -16,8 +16,8 @@ from roundscope.tools.report.terminal import console
 
 CAPTION = (
     "A row is a kernel in one type of numbers whose bits changed, from its oldest release to its"
-    " newest. Another tint: the bits of some result changed; = the arithmetic that changed is known,"
-    " ? it is open. Gray: it did not run."
+    " newest. Another tint: the bits of some result changed; = the arithmetic that changed is"
+    " known, ? it is open. Gray: it did not run."
 )
 CAVEATS = (
     "One call of each operation: attention of two heads of 256 tokens and 64 features, causal;"
