@@ -90,8 +90,8 @@ class Results:
 
     A point of a curve is (steps done, mean loss, mean norm of the gradient). A run's extra has the
     `spikes` of the loss, the step from which the norms have `grown` tenfold (`growth`) or NaN, and
-    `looks`: (step, share of the gradient of W_Q that comes from rows of dS that do not sum to 0, NaN
-    in FP32, largest norm of a head's W_Q).
+    `looks`: (step, share of the gradient of W_Q that comes from rows of dS that do not sum to 0,
+    NaN in FP32, largest norm of a head's W_Q).
     """
 
     runs: Mapping[Condition, Run[Condition]]
