@@ -110,13 +110,17 @@ def _table(entry: Entry, claims: Sequence[Claim], page: str) -> str:
     """Return the rows of one study, under its command."""
     return "\n".join(
         [
-            f"`roundscope {entry.command} --draw`, {entry.seeds[1]} seeds at most;"
+            f"`roundscope {entry.command} --draw`, {_seeds(entry.seeds[1])};"
             f" [every case](../gallery/{entry.name}.md).{_lacking(page)}\n",
             "| where | claim | verdict | measured |",
             "|---|---|---|---|",
             *(f"| {c.where} | {c.text} | {c.counted} | {c.measured} |" for c in claims),
         ]
     )
+
+
+def _seeds(most: int) -> str:
+    return "one seed" if most == 1 else f"{most} seeds at most"
 
 
 def _lacking(page: str) -> str:

@@ -88,11 +88,10 @@ class Condition:
 class Results:
     """The runs by condition, as far as they got, and the tokens of a step.
 
-    A point of a curve is (steps done, mean loss, mean norm of the gradient). A run's extra has:
-
-    spikes   of the loss;  grown: the step from which the norms have grown tenfold (`growth`) or NaN
-    looks    (step, share of the gradient of W_Q that comes from rows of dS that do not sum to 0,
-             NaN in FP32, largest norm of a head's W_Q)
+    A point of a curve is (steps done, mean loss, mean norm of the gradient). A run's extra has the
+    `spikes` of the loss, the step from which the norms have `grown` tenfold (`growth`) or NaN, and
+    `looks`: (step, share of the gradient of W_Q that comes from rows of dS that do not sum to 0,
+    NaN in FP32, largest norm of a head's W_Q).
     """
 
     runs: Mapping[Condition, Run[Condition]]

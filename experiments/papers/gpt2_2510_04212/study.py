@@ -41,7 +41,7 @@ def asked(quick: bool) -> Study[Results]:
         " what diverges until there?",
         paper="arXiv 2510.04212, at its model's own size",
         measure=lambda folder, draw: measured(config, folder, draw),
-        unit="steps of every arm",
+        unit="steps of every run",
         kept="**/*.sqlite",
         answer=answer,
         claims=claims,
