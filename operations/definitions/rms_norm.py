@@ -14,7 +14,7 @@ import numpy as np
 
 from roundscope.emu.backends.ops import Array
 from roundscope.emu.instructions.approximate import rcp
-from roundscope.emu.roundings.modes import BF16, BINARY32, BINARY64
+from roundscope.emu.roundings.modes import BF16, BINARY32, BINARY64, RoundingMode
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.odd import sum_to_round
 from roundscope.events.choice import Moves, choice
@@ -32,7 +32,14 @@ class Site(SiteBase):
     X = "X", "x", Axes.RF, "inputs", 0
     W = "W", "weight", Axes.F, "inputs", 1
     RES = "RES", "residual", Axes.RF, "inputs", 12
-    ADD = "ADD", "X + RES, in place of X from here on", Axes.RF, "forward", 13
+    SUM = "SUM", "X + RES in a register (sum_apart), in place of X", Axes.RF, "forward", 42
+    ADD = (
+        "ADD",
+        "X + RES, in place of X from here on, or SUM as it is stored",
+        Axes.RF,
+        "forward",
+        13,
+    )
     SQ = "SQ", "X X", Axes.RF, "forward", 2
     SS = "SS", "sum_f SQ", Axes.R, "forward", 3
     MS = "MS", "SS / F", Axes.R, "forward", 4
@@ -140,6 +147,14 @@ class Plan(BasePlan):
         refused=_rooted,
         moves=Moves(forward=4),
     )
+    sum_apart: bool = choice(
+        False,
+        number=72,
+        doc="With a residual, True normalizes the sum as a register has it (event SUM), and casts"
+        " what is stored apart (ADD). False (default) normalizes what is stored.",
+        source="aiter on AMD GPUs",
+        moves=Moves(forward=5),
+    )
     gradient: Gradient = choice(
         Gradient.CHAIN,
         number=63,
@@ -167,7 +182,10 @@ def forward(
     features = x.shape[1]
     x, summed = at(Site.X, x), None
     if residual is not None:
-        x = summed = at(Site.ADD, x + at(Site.RES, residual))
+        x = x + at(Site.RES, residual)
+        x = at(Site.SUM, x) if at.plan.sum_apart else x
+        summed = at(Site.ADD, x)
+        x = x if at.plan.sum_apart else summed
     sq = at(Site.SQ, mul(x, x))
     ss = at.product(Site.SS, sq, xp.ones((features, 1)))[:, 0]
     eps = constant(at.plan, Site.VE, settings["eps"])
@@ -404,6 +422,21 @@ def inductor_llama() -> Plan:
     return replace(plan.rounded({Site.MS: BINARY32}), name=plan.name, mean=Mean.DIVIDED)
 
 
+def aiter() -> Plan:
+    """Return the fused addition and RMSNorm of AMD's aiter as its build has it on an MI300, with
+    casts toward zero (ROCm/aiter at e4048607, csrc/kernels/rmsnorm_quant_kernels.cu; compiled with
+    OPUS_FP32_to_BF16_DEFAULT=2, whose other values are `casts=ties-to-even`, 0 and 3).
+
+    The sum is normalized in binary32, and cut where it is stored. Not compared with hardware: the
+    order of the sum over a row and the root's instruction are not modelled. The kernel has no
+    backward; the plan's is that of `torch-cpu`.
+    """
+    cut = replace(BF16, mode=RoundingMode.TOWARD_ZERO)
+    plan = in_bf16(Plan, "aiter", *IN_TYPE, *STORED).rounded({Site.ADD: cut, Site.OUT: cut})
+    plan = plan.rounded({Site.SQ: BINARY64})  # in the multiply-add of the sum
+    return replace(plan, name="aiter", root=Root.CORRECT, sum_apart=True)
+
+
 RMS_NORM = Operation(
     name="rms_norm",
     number=1,
@@ -428,5 +461,6 @@ RMS_NORM = Operation(
         liger_llama,
         liger_gemma,
         inductor_llama,
+        aiter,
     ),
 )

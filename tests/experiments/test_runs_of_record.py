@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
+from roundscope.experiments.framework import training
 from roundscope.experiments.framework.command import missing
 from roundscope.experiments.framework.store import opened
 from roundscope.experiments.papers.failure_2510_04212 import study as failure
@@ -21,6 +22,7 @@ from roundscope.experiments.papers.stability_2405_02803 import long
 from roundscope.experiments.papers.stability_2405_02803.measuring import FULL as GOLDEN
 from roundscope.experiments.questions.dose import doses as dose
 from roundscope.experiments.questions.dose.study import topic
+from roundscope.experiments.questions.truncation import study as truncation
 from tests.tools.databases import database
 
 RUNS = Path(__file__).parents[2] / "docs" / "runs"
@@ -148,3 +150,10 @@ def extra(run):
 def test_trainings_of_golden():
     """The same; none is stored here, but people have files of their own."""
     assert GOLDEN.training.key == "a5012ff1691bd831562cf16b"  # as of 2026-11-22
+
+
+def test_trainings_of_truncation():
+    """The same, of builds of a plan: every run of the study is there."""
+    arms = truncation.arms_of(truncation.FULL)
+    wanted = {training.key(truncation.FULL.config, arm) for arm in arms.values()}
+    assert stored("truncation.sqlite", "runs") == wanted

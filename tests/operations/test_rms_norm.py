@@ -5,6 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from roundscope.emu import round_to
 from roundscope.operations import OPERATIONS, run
 from roundscope.operations.functions import Root
 from roundscope.operations.run import plan_of
@@ -132,3 +133,29 @@ def test_a_kernel_s_formula_of_the_gradient_is_the_chain(weight):
     assert list(found[0]) == list(found[1])
     for name, gradient in found[0].items():
         np.testing.assert_allclose(found[1][name], gradient, rtol=1e-12, atol=1e-13)
+
+
+def test_aiter_cuts_what_it_stores_and_normalizes_what_it_does_not():
+    """A sum that is normalized after its cast, a result to nearest."""
+    rng = np.random.default_rng(3)
+    x, residual, weight = (
+        np.asarray(round_to(rng.standard_normal(shape).astype(np.float32), "bf16"))
+        for shape in ((4, 256), (4, 256), (256,))
+    )
+    given = {"x": x, "residual": residual, "weight": weight}
+    found = run(RMS_NORM, "aiter", given).outputs
+    added = x + residual  # binary32
+
+    def cut(a):
+        bits = np.asarray(a, np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
+        return bits.view(np.float32)
+
+    np.testing.assert_array_equal(np.float32(found["summed"]), cut(added))
+
+    def out(of):
+        wide = of.astype(np.float64)
+        root = np.sqrt(np.square(wide).mean(1, keepdims=True) + 1e-6)
+        return cut(wide / root * weight)
+
+    same = [(np.float32(found["out"]) == out(of)).mean() for of in (added, cut(added))]
+    assert same[0] > 0.999 > 0.9 > same[1]

@@ -21,7 +21,7 @@ SECTIONS = 5  # sections from which on a page has a table of contents
 BREAKS = 24  # characters of a word beyond which it may break behind a dot, a line or a colon
 _NUMBER = re.compile(r"[-+±]?\s*[\d.,]+(e[-+]?\d+)?\s*[%x]?|-|inf|nan|")
 _WORD = re.compile(rf"[\w.:/,=-]{{{BREAKS},}}")
-_WHOLE = re.compile(r"[-+]?[\d.]+e[-+]\d+|[-+]?[\d.,]*\d %")
+_POWER = re.compile(r"[-+]?[\d.]+e[-+]\d+")
 _SENTENCE = re.compile(r"(?<=[a-z0-9)\]][.?!]) (?=\w)")  # where a sentence ends
 
 
@@ -72,7 +72,7 @@ def flowing(text: str) -> Markup:
     """
     escaped = str(Markup.escape(text))
     parted = _WORD.sub(lambda m: re.sub(r"([._:/])(?=\w)", r"\1<wbr>", m[0]), escaped)
-    return Markup(_WHOLE.sub(r"<span class=n>\g<0></span>", parted))
+    return Markup(_POWER.sub(r"<span class=n>\g<0></span>", parted))
 
 
 def unbroken(command: str) -> Markup:

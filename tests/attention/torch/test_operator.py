@@ -1,6 +1,7 @@
 """`roundscope.torch.attention`: the bits of `attend`, as an operator of PyTorch."""
 
 import shutil
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -432,3 +433,22 @@ def test_random_edits_have_texts(text):
 def test_what_is_no_plan(text):
     with pytest.raises(ValueError):
         plan_of(text)
+
+
+def test_a_call_that_is_repeated_has_the_same_bits_from_programs(monkeypatch):
+    """Forward and backward of a later call against the first; another kind counts anew."""
+    asked = []
+    inner = operator.from_scores
+    monkeypatch.setattr(operator, "from_scores", lambda n: asked.append(n) or inner(n))
+    monkeypatch.setattr(operator, "REPEATED", 1)
+    monkeypatch.setattr(operator, "_calls", Counter())
+    q, k, v, do = torch.randn(4, 1, 2, 5, 8, generator=torch.manual_seed(0)).bfloat16().unbind()
+    found = []
+    for _ in range(2):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = attention(*leaves, plan="fa2-bf16", is_causal=True)
+        found.append([out, *torch.autograd.grad(out, leaves, do)])
+        assert len(asked) == 2 * (len(found) - 1)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    attention(q[:, :1], k[:, :1], v[:, :1], plan="fa2-bf16", is_causal=True)
+    assert len(asked) == 2
