@@ -83,6 +83,15 @@ MECHANISM = Entry(
     paper="arXiv 2510.04212, Why Low-Precision Transformer Training Fails",
     seeds=(4, 4),
 )
+GPT2 = Entry(
+    name="gpt2",
+    command="reproduce gpt2",
+    question="How far does GPT-2 small's own size get on the arithmetic of arXiv 2510.04212, and"
+    " what diverges until there?",
+    paper="arXiv 2510.04212, Why Low-Precision Transformer Training Fails",
+    seeds=(1, 1),
+    note="needs a GPU in full; goes on from its checkpoints",
+)
 SU = Entry(
     name="su",
     command="reproduce su",
@@ -230,7 +239,7 @@ KERNELS = Entry(
 
 # run by `roundscope reproduce`
 PAPERS = (
-    *(GOLDEN, LONG, QIU_YAO, RELEASED, MECHANISM, SU, MXFP8, FA4, TWO_LEVEL),
+    *(GOLDEN, LONG, QIU_YAO, RELEASED, MECHANISM, GPT2, SU, MXFP8, FA4, TWO_LEVEL),
     *(ALARM, FP4_RULES, LOWBIT, TRUNCATION),
 )
 DOSES = (BIAS, SCALING, CONDITIONS, IDENTITY)  # run by `roundscope dose --study`

@@ -36,6 +36,7 @@ def study_of(
     """Return a paper's study by name, imported here; engine and jobs may raise UsageError."""
     from roundscope.experiments.papers import fa4, two_level
     from roundscope.experiments.papers.failure_2510_04212 import study as failure
+    from roundscope.experiments.papers.gpt2_2510_04212 import study as gpt2
     from roundscope.experiments.papers.mechanism_2510_04212 import study as mechanism
     from roundscope.experiments.papers.microscaling_2506_20752 import study as microscaling
     from roundscope.experiments.papers.mxfp8_2506_08027 import study as mxfp8
@@ -53,6 +54,7 @@ def study_of(
         catalogue.QIU_YAO.name: failure.asked,
         catalogue.RELEASED.name: released.asked,
         catalogue.MECHANISM.name: mechanism.asked,
+        catalogue.GPT2.name: gpt2.asked,
         catalogue.SU.name: microscaling.asked,
         catalogue.MXFP8.name: mxfp8.asked,
         catalogue.FA4.name: fa4.asked,

@@ -3,8 +3,8 @@
 A finite positive number of a format is  k * 2^(e - p + 1)  with  e >= emin  and  0 < k < 2^p. The
 precision `p` counts the leading bit. The numbers below 2^emin are subnormal, and their spacing is
 that at 2^emin. Sources: IEEE 754-2019 (bf16's layout is the top half of binary32), OCP OFP8 1.0
-(e4m3fn, e5m2), Noune et al. arXiv 2206.02915 (fnuz), ml_dtypes 0.6 (e4m3b11fnuz, with the bias 11),
-OCP Microscaling Formats 1.0 (e3m2fn, e2m3fn, e2m1fn, e8m0fnu). e1m2fn, the other FP4, has the
+(e4m3fn, e5m2), Noune et al. arXiv 2206.02915 (fnuz), ml_dtypes 0.6 (e4m3b11fnuz, with the bias
+11), OCP Microscaling Formats 1.0 (e3m2fn, e2m3fn, e2m1fn, e8m0fnu). e1m2fn, the other FP4, has the
 numbers k / 4 with |k| <= 7, equally spaced as those of INT4, and -0.
 """
 

@@ -25,9 +25,10 @@ PAGE = """\
 {depends} depend on conditions that the paper does not state, {undecided} are undecided, and
 {not_testable} cannot be tested here. A row is a claim. Where it was tested in several cases, the
 verdict is over all of them: it *depends* where some cases agree and others contradict, and is
-*undecided* where they neither all agree nor all contradict. The last column shows up to two cases,
-of different verdicts, with 95 % intervals; the gallery has every case, claims of our own, and
-controls. *Not testable* says why. What has not run because of its size is named above its table.
+*undecided* where they neither all agree nor all contradict, since an interval reaches across the
+border of the claim. The last column shows up to two cases, of different verdicts, with 95 %
+intervals; the gallery has every case, claims of our own, and controls. *Not testable* says why.
+What has not run because of its size is named above its table.
 
 {papers}
 
@@ -109,13 +110,17 @@ def _table(entry: Entry, claims: Sequence[Claim], page: str) -> str:
     """Return the rows of one study, under its command."""
     return "\n".join(
         [
-            f"`roundscope {entry.command} --draw`, {entry.seeds[1]} seeds at most;"
+            f"`roundscope {entry.command} --draw`, {_seeds(entry.seeds[1])};"
             f" [every case](../gallery/{entry.name}.md).{_lacking(page)}\n",
             "| where | claim | verdict | measured |",
             "|---|---|---|---|",
             *(f"| {c.where} | {c.text} | {c.counted} | {c.measured} |" for c in claims),
         ]
     )
+
+
+def _seeds(most: int) -> str:
+    return "one seed" if most == 1 else f"{most} seeds at most"
 
 
 def _lacking(page: str) -> str:

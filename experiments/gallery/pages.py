@@ -162,6 +162,7 @@ LINKS = {  # of the other studies, if there are any
     catalogue.RELEASED.name: _links(
         "the-same-on-the-arithmetic-that-the-released-code-runs", "why-bf16-fails"
     ),
+    catalogue.GPT2.name: _links("at-gpt-2s-size", "why-bf16-fails"),
     catalogue.FA4.name: {"../findings/kernels.md#flashattention-4-and-cudnns-mxfp8": FINDING},
     catalogue.TWO_LEVEL.name: {"../findings/kernels.md#fp8-on-hopper-over-long-rows": FINDING},
     catalogue.ALARM.name: _links("a-warning-before-the-loss-moves"),

@@ -161,7 +161,7 @@ def torch_cpu_fp32() -> Plan:
 
 
 def jax_cpu() -> Plan:
-    """Return `jax.nn.softmax` of BF16 as XLA compiles it for a CPU since jaxlib 0.4.36: every
+    """Return `jax.nn.softmax` of BF16 as XLA compiles it for a CPU, jaxlib 0.4.33 and later: every
     operation rounds to BF16, but the sum adds up exponentials that are not rounded.
 
     Equal in every bit for 64 rows of 512 numbers (jax 0.10.2, docs/runs/passport.json; tests/

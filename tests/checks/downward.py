@@ -14,12 +14,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from roundscope.attention import examine
+from roundscope.attention import attend, examine
 from roundscope.emu import round_to
 from roundscope.experiments.framework.estimates import Estimate, gain, mean
 from roundscope.tools.tensors.layers import read_layers, sample_path
 
 WIDE = "OUT=fp32 DQ_OUT=fp32 DK_OUT=fp32 DV_OUT=fp32"
+E4M3 = "e4m3fnuz:saturate"  # the FP8 type that CDNA3 has
+FP8 = f"{' '.join(f'{n}={E4M3}' for n in 'QKVP')} S.sum=cdna3:e4m3fnuz PV.sum=cdna3:e4m3fnuz"
 RESULTS, ARCHS = ("out", "dq", "dk", "dv"), ("cdna3", "hopper")
 UNIT = 2.0**-24  # half an ulp of binary32 at 1
 Arrays = dict[str, np.ndarray]
@@ -46,6 +48,17 @@ def results(x: Arrays, plan: str, scale: float) -> Arrays:
     return {n: np.asarray(getattr(found, n), np.float64)[0].swapaxes(0, 1) for n in RESULTS}
 
 
+def fp8(x: Arrays, scale: float) -> np.ndarray:
+    """Return the even part of out in FP8 on CDNA3, in u of each head's rms number."""
+    plan = f"fa2-bf16; {FP8} OUT=fp32"
+    one, flipped = (
+        np.asarray(attend(x["q"], x["k"], v, plan=plan, scale=scale), np.float64)[0].swapaxes(0, 1)
+        for v in (x["v"], -x["v"])
+    )
+    size = np.sqrt(np.square(one).mean((1, 2)))
+    return ((one + flipped) / 2).mean((1, 2)) / size / UNIT
+
+
 def of_heads(values: np.ndarray) -> Estimate:
     return mean(dict(enumerate(map(float, values))))
 
@@ -59,6 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--heads", type=int, default=12)
     for name, x, scale in inputs(parser.parse_args().heads):
+        print(f"{name} e4m3fnuz cdna3 out: even part {shown(of_heads(fp8(x, scale)))} u")
         exact = results(x, "exact", scale)
         for kind in ("bf16", "fp16"):
             gains: dict[tuple[str, str], np.ndarray] = {}

@@ -36,7 +36,7 @@ def test_every_study_is_there_once():
         len({entry.name for entry in STUDIES})
         == len({entry.command for entry in STUDIES})
         == len(STUDIES)
-        == 22
+        == 23
     )
     assert all(
         entry.command == f"reproduce {entry.name}"

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from roundscope.experiments.catalogue import IDENTITY, STUDIES
+from roundscope.experiments.catalogue import IDENTITY, PAPERS, STUDIES
 from roundscope.experiments.framework.verdicts import Verdict, Word
 from roundscope.experiments.gallery import claims
 from roundscope.experiments.gallery.pages import (
@@ -39,11 +39,18 @@ def test_pictures_are_those_that_pages_show():
     assert set((GALLERY / "images").glob("*.png")) <= shown
 
 
-def test_a_page_says_what_its_record_says(tmp_path):
+DRAWN = [entry for entry in PAPERS if entry.number.startswith("arXiv ")]
+
+
+@pytest.mark.parametrize(
+    "entry", [IDENTITY, *(pytest.param(e, marks=pytest.mark.thorough) for e in DRAWN)],
+    ids=lambda entry: entry.name,
+)  # fmt: skip
+def test_a_page_says_what_its_record_says(entry, tmp_path):
     """The study or its words changed: run `python -m roundscope.experiments.gallery`."""
     (tmp_path / "images").mkdir()
-    written = (GALLERY / f"{IDENTITY.name}.md").read_text(encoding="utf-8")
-    assert text_of(IDENTITY, tmp_path) == written
+    written = (GALLERY / f"{entry.name}.md").read_text(encoding="utf-8")
+    assert text_of(entry, tmp_path) == written
     assert (tmp_path / images_of(written)[0]).stat().st_size > 1000
 
 

@@ -223,8 +223,9 @@ def _of_kernel(asked: CheckOptions, tell: Tell) -> Findings:
         found.cases += check_invariance(function, plan, x, margins=MARGINS, dtype=asked.dtype)
     if "edges" in asked.tests:
         tell("edges")
-        found.cases += edge_cases(function, plan, asked, modes)
-        found.cases.append(_real_tensors(function, asked, modes[0]))
+        explains = not found.suspect
+        found.cases += edge_cases(function, plan, asked, modes, explains)
+        found.cases.append(_real_tensors(function, asked, modes[0], explains))
     return found
 
 
@@ -327,7 +328,11 @@ def _searched(
 
 
 def edge_cases(
-    function: Kernel, plan: Reference, asked: CheckOptions, modes: tuple[bool, ...]
+    function: Kernel,
+    plan: Reference,
+    asked: CheckOptions,
+    modes: tuple[bool, ...],
+    explains: bool = True,
 ) -> Iterator[Case]:
     """Yield the answers of a kernel at every edge; modes: whether calls are causal, or both."""
     for is_causal in modes:
@@ -340,16 +345,17 @@ def edge_cases(
             margins=MARGINS,
             dtype=asked.dtype,
             said=said_of(asked),
+            explains=explains,
         ):
             yield replace(case, name=f"{case.name}, full") if is_further else case
 
 
-def _real_tensors(function: Kernel, asked: CheckOptions, is_causal: bool) -> Case:
+def _real_tensors(function: Kernel, asked: CheckOptions, is_causal: bool, explains: bool) -> Case:
     x = _real(asked, is_causal)
     began = time.perf_counter()
     try:
         real = asked.reference()
-        verdict = judged(function, real, x, MARGINS, asked.dtype)
+        verdict = judged(function, real, x, MARGINS, asked.dtype, explains)
     except Exception as error:  # a kernel may not take 32 features
         return not_run("edges", REAL, error, began)
     seconds = time.perf_counter() - began

@@ -39,7 +39,7 @@ from roundscope.tools.identify.machine import Machine
 from roundscope.tools.identify.meanings import exact_rows
 from roundscope.tools.identify.probes.kernel import Probed, sums_of, tilings
 from roundscope.tools.identify.reading import UNSAID, of_key_head
-from roundscope.tools.identify.search import Found, Told
+from roundscope.tools.identify.search import LEAST, Found, Told
 from roundscope.tools.identify.trial import Meant
 from roundscope.tools.report.wording import listed
 
@@ -204,16 +204,17 @@ def identify(
             f"the search of the forward ended after {found.tried} plans, its budget; a larger one"
             " may find more"
         )
-    tied = _each_plan_first([best, *found.ties])
+    proposed = _each_plan_first([best, *found.ties])
     ranked = [
-        (c, nearness(_results(part, c, with_do=False).out, kept.out)) for c in tied[:MOST_TIES]
+        (c, nearness(_results(part, c, with_do=False).out, kept.out)) for c in proposed[:MOST_TIES]
     ]
     # of several that give as much, one without changes, of a library that runs there, of few words
     ranked.sort(key=lambda pair: _order(pair[0], machine))
     ranked.sort(key=lambda pair: pair[1], reverse=True)
     best, near = ranked[0]
     equal = [c for c, n in ranked if n.equal == 1.0 and c is not best]
-    left_out = {_named(c) for c in tied[MOST_TIES:]} - {_named(c) for c in tied[:MOST_TIES]}
+    names_of = [_named(c) for c in proposed] if len(proposed) > MOST_TIES else []
+    left_out = {*names_of[MOST_TIES:]} - {*names_of[:MOST_TIES]}
     if near.equal == 1.0 and left_out:
         notes.append(
             f"{len(left_out)} more plans give every bit of the head that was searched for; they"
@@ -226,9 +227,10 @@ def identify(
         with from_scores(COMPILED):
             back = search.backward(part, kept, found, tell, budget // search.SHARE)
         names = ("out", *GRADIENTS)
-        tied = sorted((back.best, *back.ties), key=lambda c: _order(c, machine))
-        tied = [back.best] if back.near.equal < 1.0 else tied
-        over = best_over_heads(tied, meant.x, meant.outputs, names, tell)
+        both = [back.best, *back.ties]
+        if machine.kind and back.near.equal == 1.0:
+            both.sort(key=lambda c: _order(c, machine))
+        over = best_over_heads(both, meant.x, meant.outputs, names, tell)
         (best, every), *others = over
         back = replace(back, best=best, ties=[c for c, w in others if not w.differ])
         if back.stopped:
@@ -446,9 +448,11 @@ def _of_other_heads(meant: Meant, every: Whole, head: int, budget: int, tell: To
     if (entry, other // group) == (0, head):
         return []
     part, kept, _ = of_key_head(meant.x, meant.outputs, entry, other // group)
-    # few last bits, as of another order of additions, are those of another structure at most
+    # few last bits, as of another order of additions, are those of other tiles at most
     few = heads[entry, other] < (1.0 - NEAR) * kept.out[:, :, 0].size
-    alone = identify(part, Outputs(out=kept.out), tell, 0 if few else budget // 2)
+    alone = identify(
+        part, Outputs(out=kept.out), tell, min(budget // 2, LEAST) if few else budget // 2
+    )
     return [f"batch entry {entry}, head {other}, searched for alone: {alone.verdict}"]
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from roundscope.attention.plans.twins import TWINS
+from roundscope.attention.plans.twins import TWIN_OF, TWINS
 from roundscope.operations.identification.device import kind_of
 
 NO_PLAN = (
@@ -63,7 +63,19 @@ def of_function(function: Any, library: str) -> Machine:
     """
     if library != "torch":
         return Machine()
-    torch: Any = sys.modules.get("torch")
-    kind = "gpu" if torch is not None and torch.cuda.is_available() else "cpu"
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return Machine(library, kind, "sdpa" if SDPA in getattr(code, "co_names", ()) else "")
+    return Machine(library, _here(), "sdpa" if SDPA in getattr(code, "co_names", ()) else "")
+
+
+def of_kernel(name: str) -> Machine:
+    """Return where a kernel that `identify` calls by name runs on this machine."""
+    twin = TWINS.get(TWIN_OF.get(name, ""))
+    if twin is None or twin.library != "torch":
+        return Machine()
+    return Machine("torch", _here(), name.replace("-", " "))
+
+
+def _here() -> str:
+    """Return the kind of device on which kernels of PyTorch are called here."""
+    torch: Any = sys.modules.get("torch")
+    return "gpu" if torch is not None and torch.cuda.is_available() else "cpu"

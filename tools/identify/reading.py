@@ -22,7 +22,7 @@ from roundscope.emu.errors import unknown
 from roundscope.emu.testing.foreign import ForeignError, check_timeout
 from roundscope.tools.errors import UsageError, bad, one_line, why
 from roundscope.tools.identify.adapters import ADAPTERS, OF_FILES, kernel, plain_name
-from roundscope.tools.identify.machine import Machine, of_file, of_function
+from roundscope.tools.identify.machine import Machine, of_file, of_function, of_kernel
 from roundscope.tools.identify.options import IdentifyOptions
 from roundscope.tools.tensors.files import open_tensors
 from roundscope.tools.tensors.layers import (
@@ -160,7 +160,7 @@ def _of_kernel(options: IdentifyOptions, overrides: Overrides) -> Call:
         )
         raise bad("KERNEL", name, repair) from None
     about = f"{SAMPLE} of the shipped tensors"
-    machine = UNSAID
+    machine = of_kernel(plain_name(name))
     if ":" in name and plain_name(name) == name:
         own = function_named(name)
         machine = of_function(own, library_of(own))

@@ -27,8 +27,9 @@ and running_sum, running_coherence: the same over all rows monitored so far. An 
 
 Every 10th time also the mean error of every event, in ulps: over 32 rows of one head of each layer
 in turn, by the numpy engine; in a run with fused kernels over a sample of the tiles of every head
-(`attention.tiles.sample`), by those kernels, unless its plans are those of real kernels, of which
-fused kernels keep no record.
+(`attention.tiles.sample`), by those kernels. Of the plans of real kernels fused kernels keep no
+record: then there are w_q_norm, v_skew, drift and w_q_gradient (`gpt.by_kernels`), and in fused
+FP32 w_q_norm alone.
 """
 
 import operator
@@ -45,13 +46,14 @@ from roundscope.attention import Record, Site, examine
 from roundscope.attention.engines import xla as engine
 from roundscope.attention.engines.again import with_own_lse
 from roundscope.attention.inputs.hadamard import halvings
+from roundscope.attention.plans.choices import ScaleOfGradient
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.traced import HeadPlans, structure
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.tiles.records import Inputs, Residuals
 from roundscope.emu.stats.summary import Stats
-from roundscope.experiments.train.config import JAX, Config
-from roundscope.experiments.train.gpt import model
+from roundscope.experiments.train.config import JAX, PALLAS, Config
+from roundscope.experiments.train.gpt import by_kernels, model
 from roundscope.experiments.train.gpt.linear import LinearPlans, linear_at
 from roundscope.experiments.train.gpt.offset import Offset, error, readable
 from roundscope.experiments.train.gpt.plans import Fixed, Plans, Tables
@@ -105,7 +107,8 @@ def look(
     """Return the numbers above, and q, k, v, dO of the sequence.
 
     The numbers are (A, L, N) each, gaps with a last axis of classes; the tensors are (A, L, 1, T,
-    N, H). With plan = "jax" there is only w_q_norm, and None.
+    N, H). With plan = "jax" there is only w_q_norm, and None; None too where fused kernels keep no
+    record.
 
     params   of arms, (A, ...);  tokens (1, T + 1), or (A, 1, T + 1);  plans of arms
     offset   the error of what delta reads, of arms; noise has the distribution of the step's, but
@@ -115,9 +118,14 @@ def look(
     found = {"w_q_norm": np.asarray(query_norms(params["layers"]["qkv"]))}
     if config.plan == JAX or plans is None:
         return found, None
+    fused = () if sole is None or config.engine != PALLAS else _each(config, sole)
+    if fused and all(map(by_kernels.is_wide, fused)):
+        return found, None
     seen, wrong, x = _reading(numbers_only(config), sole)(
         params, tokens, plans, np.int32(step), offset, linears
     )
+    if any(plan.is_of_kernel for plan in fused):
+        return found | by_kernels.drift_of(numbers_only(config), fused, seen, x), None
     with jax.enable_x64(True):
         now = _at(plans, np.int32(step))
         if isinstance(now, HeadPlans):
@@ -158,7 +166,7 @@ def sites(
     config: Config, seen: Any, plans: list[Plans | None], turn: int, fused: Fixed | None = None
 ) -> list[dict[str, tuple[float, float]]]:
     """Return per arm: event -> (mean error, mean |error|), in ulps, of one head or a sample."""
-    if fused is not None and not any(plan.is_of_kernel for plan in _each(config, fused)):
+    if fused is not None:
         return _of_a_sample(config, seen, fused)
     head = turn % config.heads
     q, k, v, do = (np.asarray(x[:, :, 0, :, head]) for x in seen)  # (A, L, T, H)
@@ -311,6 +319,8 @@ def _measured(
     ds = ds.transpose(0, 2, 3, 1, 4).reshape(ds.shape[0], q.shape[1], -1)[:, :t, :t]
     rows = jnp.where(jnp.tril(jnp.ones((t, t), bool)), ds, 0.0).sum(-1)
     each_head = jnp.repeat(x[:, :, 0].reshape(-1, t, x.shape[-1]), lead[2], axis=0)
+    if setup.plan.gradient_scale in (ScaleOfGradient.PROBABILITY, ScaleOfGradient.REGISTER):
+        rows = rows / setup.whole_scale  # the scale is in DS already
     made, whole = drift(setup.whole_scale, rows, q[:, :t], k[:, :t], dq[:, :t], each_head)
     if setup.plan.hadamard:  # k is turned, and times 2^-b where a turn alone has 1 / sqrt H
         made = made * (2.0 ** halvings(features, of_keys=True) * features**-0.5)

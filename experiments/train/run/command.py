@@ -41,7 +41,7 @@ def run(options: TrainOptions) -> int:
     out = _place(out, origin)
     for note in origin.notes:
         console(stderr=True).print(note, markup=False, soft_wrap=True)
-    result, ended_by = _train(origin, out)
+    result, ended_by = train(origin, out)
     if options.json:
         print_json(result)
     else:
@@ -60,7 +60,7 @@ def _place(out: Path | None, origin: Origin) -> Path:
     return out
 
 
-def _train(origin: Origin, out: Path) -> tuple[dict[str, Any], int]:
+def train(origin: Origin, out: Path) -> tuple[dict[str, Any], int]:
     """Return a summary of the run, and the signal that ended it, 0 for none."""
     from roundscope.experiments.train.record import writing
     from roundscope.experiments.train.run.training import Run

@@ -121,18 +121,6 @@ def test_mean_ulps_of_sites_are_those_of_examine():
     assert found[0]["OUT"] != found[1]["OUT"] and found[0]["S"] == found[1]["S"]
 
 
-def test_mean_ulps_of_a_kernels_plan_need_no_record_of_kernels():
-    """A training in fused kernels by the plan of a real kernel, which they record nothing of, that
-    ends at its first look.
-    """
-    config = replace(CONFIG, plan="qiu-yao-compiled", sums="preset")
-    tensors = [np.ones(LEAD, np.float32)] * 4
-    plan, turns = plans_of(config), dict(turn=0, fused=Plan.preset("qiu-yao-compiled"))
-    assert monitor.sites(config, tensors, [plan], **turns) == monitor.sites(
-        config, tensors, [plan], turn=0
-    )
-
-
 def test_mean_ulps_by_kernels_are_those_of_each_arm(monkeypatch):
     """Layers counted for another arm, or not at all; more or fewer tiles than are meant; another
     engine.

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import pairwise
 
 from roundscope.experiments.questions.kernels.passport.judged import Judged
@@ -10,7 +11,23 @@ from roundscope.experiments.questions.kernels.passport.plans import changed
 from roundscope.experiments.questions.kernels.passport.record import Record, Release, numbered
 from roundscope.experiments.questions.kernels.passport.writer.calls import FEATURES, WIDTH
 
+
+class Known(StrEnum):
+    """How much is known of what changed.
+
+    KNOWN     two plans give every number, and no other pair that does differs in as few words
+    NARROWED  up to `FEW` pairs do, whose words are all named
+    OPEN      nothing, or that more pairs do
+    """
+
+    KNOWN = "known"
+    NARROWED = "narrowed"
+    OPEN = "open"
+
+
 OPEN = "open"
+FEW = 4  # smallest changes of arithmetic that are named
+MOST = 12  # words beyond which two plans that happen to give the numbers explain nothing
 NEAR = 0.999  # the share of equal numbers from which a plan says something of a change
 
 
@@ -34,7 +51,7 @@ class Step:
         strange: What is NaN or infinite in one of them, in words; "" for nothing.
         arithmetic: What changed in it, in words of plans; `OPEN` with the reason if it is not
             known, "" if no bit changed.
-        found: Whether `arithmetic` is known.
+        known: How much of it is known.
     """
 
     old: Release
@@ -43,7 +60,7 @@ class Step:
     rows: dict[str, Rows] = field(default_factory=dict)
     strange: str = ""
     arithmetic: str = ""
-    found: bool = False
+    known: Known = Known.OPEN
 
     @property
     def is_same(self) -> bool:
@@ -105,7 +122,7 @@ def step(a: Release, b: Release, old: Record, new: Record) -> Step:
         return Step(old=a, new=b, versions=versions, arithmetic=words)
     before, after = old.bits[a.bits], new.bits[b.bits]
     rows = _rows(before, after)
-    words, found = _arithmetic(before, after, rows)
+    words, known = _arithmetic(before, after, rows)
     strange = [
         f"{count:,} {what} in {name} of {release.version}"
         for release, judged in ((a, before), (b, after))
@@ -120,7 +137,7 @@ def step(a: Release, b: Release, old: Record, new: Record) -> Step:
         rows=rows,
         strange=", ".join(strange),
         arithmetic=words,
-        found=found,
+        known=known,
     )
 
 
@@ -142,38 +159,46 @@ def _pieces(text: str, size: int) -> list[str]:
     return [text[n : n + size] for n in range(0, len(text), size)]
 
 
-def _arithmetic(before: Judged, after: Judged, rows: dict[str, Rows]) -> tuple[str, bool]:
-    """Return what arithmetic changed, in words, and whether it is known."""
+def _arithmetic(before: Judged, after: Judged, rows: dict[str, Rows]) -> tuple[str, Known]:
+    """Return what arithmetic changed, in words, and how much of it is known."""
     sides = {"before": before, "after": after}
-    if {*before.results} != {*after.results} and not rows:
-        return f"{OPEN}: other results were returned", False
+    if not rows:
+        return f"{OPEN}: other results were returned", Known.OPEN
     lacking = {
         side: [name for name in rows if judged.twin is None or not judged.twin.gives(name)]
         for side, judged in sides.items()
     }
     missing = {side: names for side, names in lacking.items() if names}
-    why = "; ".join(_lack(sides[side], side, names) for side, names in missing.items())
+    why = "; ".join(_lack(sides[side], side, names) for side, names in lacking.items())
     if before.twin is None or after.twin is None:
-        return f"{OPEN}: {why}", False
-    words = changed(before.twin, after.twin, rows)
-    text = ", ".join(words)
+        return f"{OPEN}: {why}", Known.OPEN
+    found = changed(before.twin, after.twin, rows)
     if missing:
         near = all(t.equal.get(n, 0.0) >= NEAR for t in (before.twin, after.twin) for n in rows)
-        most = f"of all but few numbers {text}; " if near and words else ""
-        return f"{OPEN}: {most}{why}", False
-    if not words:  # such as two zeros of other signs, of which a comparison of numbers is silent
-        return f"{OPEN}: one plan gives the numbers of both", False
-    ties = before.twin.ties + after.twin.ties
-    also = f" (or another pair of {ties + 2} plans that these numbers do not tell apart)"
-    return text + (also if ties else ""), True
+        is_told = near and len(found) == 1 and 0 < len(found[0]) <= MOST
+        most = f"of all but few numbers {', '.join(found[0])}; " if is_told else ""
+        return f"{OPEN}: {most}{why}", Known.OPEN
+    if not found[0]:  # such as two zeros of other signs, of which a comparison of numbers is silent
+        return f"{OPEN}: one plan gives the numbers of both", Known.OPEN
+    plans = f"{before.twin.ties + after.twin.ties + 2} plans that give these numbers"
+    if len(found[0]) > MOST or len(found) > FEW:
+        told = f"{len(found)} pairs of {plans} differ in {len(found[0])} words, the least"
+        return f"{OPEN}: {told}", Known.OPEN
+    if len(found) == 1:
+        return ", ".join(found[0]), Known.KNOWN
+    common = [word for word in found[0] if all(word in words for words in found)]
+    rest = " or ".join(", ".join(w for w in words if w not in common) for words in found)
+    return f"{', '.join(common)}, and {rest}" if common else rest, Known.NARROWED
 
 
 def _lack(judged: Judged, side: str, names: Sequence[str]) -> str:
-    """Return why a side has no plan for some results, in words; of several, for the first one."""
+    """Return what plan a side has, in words; of results that it does not give, for one."""
     if any(result.nan or result.infinite for result in judged.results.values()):
         return f"{side} not all numbers are finite"
     if judged.twin is None:
         return f"{side} no plan was found"
+    if not names:
+        return f"{side} these are the numbers of {judged.twin.plan}"
     name = "out" if "out" in names else names[0]
     share = 1e4 * judged.twin.equal.get(name, 0.0)
     base, _, words = judged.twin.plan.partition(" with ")

@@ -138,7 +138,7 @@ def _twin(
     about: Mapping[str, Any], results: Mapping[str, np.ndarray], tell: Callable[[str], None]
 ) -> Twin | None:
     if about["operation"] == "attention":
-        return twin_of_attention(_call()[0], Outputs(**results), tell)
+        return twin_of_attention(_call()[0], Outputs(**results), about["type"], tell)
     x = calls.inputs(about["operation"])
     kind, settings = about["type"], about["settings"]
     return twin_of_operation(about["operation"], x, results, kind, settings, tell)

@@ -1,5 +1,6 @@
 """The page of a comparison: its answer, its tables and its picture."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,7 +10,7 @@ from matplotlib.figure import Figure as Picture
 from matplotlib.patches import Rectangle
 
 from roundscope.emu.stats.comparison import share_words
-from roundscope.experiments.questions.kernels.passport.compare import Step, by_kernel
+from roundscope.experiments.questions.kernels.passport.compare import FEW, Known, Step, by_kernel
 from roundscope.experiments.questions.kernels.passport.judged import Judged
 from roundscope.experiments.questions.kernels.passport.plans import Twin
 from roundscope.experiments.questions.kernels.passport.record import Record, Release, merged
@@ -18,6 +19,7 @@ from roundscope.tools.report.terminal import plain
 
 TINTS = ("#d3e4f1", "#f7e2d0")  # of bits, which alternate where they change
 FAILED = "#eeeeee"
+MARKS = {Known.KNOWN: ("=", INK), Known.NARROWED: ("~", INK), Known.OPEN: ("?", "#b2182b")}
 STEPS = (
     ("kernel", "type", "on", "from", "to", "rows of bits that changed", "arithmetic"),
     (0, 1, 3, 4, 5, 6),
@@ -57,15 +59,16 @@ def answer(c: Compared) -> str:
     """Return what changed, in sentences, what is not finite first."""
     ran = [step for step in c.steps if step.ran]
     moved = [step for step in ran if not step.is_same]
-    known = [step for step in moved if step.found]
+    count = Counter(step.known for step in moved)
     strange = [step for step in moved if step.strange]
     words = [f"{step.new.kernel} {step.new.type}: {step.strange}" for step in strange]
     first = f"Not finite: {'; '.join(words)}. " if words else ""
     kernels = {(step.new.kernel, step.new.type, step.new.device) for step in c.steps}
     text = (
         f"{first}Of {len(ran)} steps from one release to the next, of {len(kernels)} kernels,"
-        f" {len(moved)} changed bits: of {len(known)} the arithmetic that changed is known, and"
-        f" {len(moved) - len(known)} are open."
+        f" {len(moved)} changed bits: of {count[Known.KNOWN]} the arithmetic that changed is known,"
+        f" of {count[Known.NARROWED]} it is one of up to {FEW} smallest changes that are named, and"
+        f" {count[Known.OPEN]} are open."
     )
     failed = len(c.steps) - len(ran)
     if failed:
@@ -119,7 +122,7 @@ def step_records(c: Compared) -> list[dict[str, Any]]:
             "rows": plain(s.rows),
             "not_finite": s.strange,
             "arithmetic": s.arithmetic,
-            "known": s.found,
+            "known": s.known if not s.is_same and s.ran else None,
         }
         for s in c.steps
     ]
@@ -129,7 +132,7 @@ KERNELS = (
     "kernel",
     "type",
     "on",
-    "releases, | where bits changed",
+    "releases in order",
     "error of out",
     "of dq",
     "nearest plan to the last release",
@@ -149,7 +152,7 @@ def kernel_rows(c: Compared) -> list[list[str]]:
         for a, b in pairwise(ran):
             text += f" {'=' if a.bits == b.bits else '|'} {_short(b, releases)}"
         if lost := [_short(r, releases) for r in releases if r.failed]:
-            text += f"; not {', '.join(lost)}, which do not run it"
+            text += f" (does not run: {', '.join(lost)})"
         twin, dq = judged.twin, judged.results.get("dq")
         found.append(
             [
@@ -242,7 +245,7 @@ def picture(c: Compared) -> Picture | None:
             moved = known.get((before.key, r.key))
             if moved is not None and moved.ran and not moved.is_same:
                 tint = 1 - tint
-                mark, colour = ("=", INK) if moved.found else ("?", "#b2182b")
+                mark, colour = MARKS[moved.known]
                 ax.text(x - 0.5, y, mark, ha="center", va="center", fontsize=9, color=colour)
             colour = FAILED if r.failed else TINTS[tint]
             ax.add_patch(Rectangle((x - 0.43, y - 0.42), 0.86, 0.84, color=colour, lw=0))

@@ -25,11 +25,13 @@ _NUMBER = (float, None, "nan", "inf", "-inf")
 _NUMBERS, _COUNTS = ("error", "gain", "bias"), ("of", "nan", "infinite")
 _RESULT: dict[str, Any] = {"digest": str, "rows": str}
 _RESULT |= dict.fromkeys(_NUMBERS, _NUMBER) | dict.fromkeys(_COUNTS, COUNT)
+_WORDS = {"forward": {str: str}, "backward": {str: str}}
 _TWIN = {
     "plan": str,
     "equal": {str: _NUMBER},
     "ties": COUNT,
-    "arithmetic": [{"forward": {str: str}, "backward": {str: str}}],
+    "arithmetic": _WORDS,
+    "others": [_WORDS],
     "tried": COUNT,
 }
 _TEXTS = ("kernel", "library", "version", "operation", "type", "device", "failed", "bits")
