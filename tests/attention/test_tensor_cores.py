@@ -47,6 +47,10 @@ def types(name):
         ("all:fp16@volta", dict.fromkeys(map(str, FACTORS), "fp16")),
         ("exact@hopper", {}),
         ("mxfp8-attention@blackwell", {"DV": "bf16"}),
+        ("fa2-bf16@cdna3", dict.fromkeys(map(str, FACTORS), "bf16")),
+        ("fa3-fp8@cdna3", dict.fromkeys(map(str, FACTORS), "bf16")),  # FP8 there is FNUZ
+        ("all:e4m3fnuz@cdna3", dict.fromkeys(map(str, FACTORS), "e4m3fnuz")),
+        ("all:tf32@cdna2", {}),
     ],
 )
 def test_products_run_where_both_factors_can_be_read(name, want):
@@ -81,7 +85,14 @@ def test_scores_are_the_tensor_core_s():
 
 
 @pytest.mark.parametrize(
-    "name", ["fa2-bf16@hopper", pytest.param("fa3-fp8@hopper", marks=pytest.mark.thorough)]
+    "name",
+    [
+        "fa2-bf16@hopper",
+        *(
+            pytest.param(name, marks=pytest.mark.thorough)
+            for name in ("fa3-fp8@hopper", "fa2-bf16@cdna1", "fa2-bf16@cdna2", "fa2-bf16@cdna3")
+        ),
+    ],
 )
 def test_both_engines_agree(name):
     """An accumulator that one engine adds otherwise, forward or backward."""
