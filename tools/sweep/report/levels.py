@@ -158,7 +158,9 @@ def order_words(frame: Frame, found: list[OfResult]) -> str:
     turned: dict[tuple[int, int], list[str]] = {}
     for x in found[1:]:
         own = _means(frame, axis, x.result)
-        pairs = [(a, b) for a in out for b in out if {a, b} <= own.keys() and out[a] > out[b]]
+        pairs = [
+            (a, b) for a in out for b in out if {a, b} <= own.keys() and out[a] > ALIKE * out[b]
+        ]
         if against := {p: own[p[1]] / own[p[0]] for p in pairs if own[p[1]] > ALIKE * own[p[0]]}:
             turned.setdefault(max(against, key=lambda p: against[p]), []).append(x.result)
     told = []
