@@ -40,9 +40,8 @@ def capture(  # type: ignore[no-redef]  # attention's own has the star
     if what == "operations":
         return capture_operations(model, path, **options)
     if what != "attention":
-        hint = "; 'attention' has the gradients too, if a backward runs within"
         raise ValueError(
-            f"what={what!r}: must be 'attention' or 'operations'"
-            f"{hint if 'grad' in str(what).lower() or 'back' in str(what).lower() else ''}"
+            f"what={what!r}: must be 'attention', which has the gradients too if a backward runs"
+            " within, or 'operations'"
         )
     return _capture_attention(model, path, **options)

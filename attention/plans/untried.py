@@ -37,7 +37,8 @@ def aiter_ck() -> Plan:
     nearest with ties to even (`casts=ties-to-even`), 1 and 2, toward zero (the default), and 4,
     ties away from zero (`casts=ties-to-away`). On an MI350 (gfx950) the conversion is an
     instruction that rounds to nearest, whatever the mode. Calls of 128 features, and of 192 with
-    values of 128, and more than 128 queries go to other kernels (`aiter-asm`).
+    values of 128, and more than 128 queries go to other kernels (`aiter-asm`), and so do most
+    backwards (docs/findings/truncation.md has which).
 
     The equations are those of ck_tile's pipelines (ROCm/composable_kernel at 8e22e1ae,
     include/ck_tile/ops/fmha/pipeline): P and P of the backward, dS, the output and the gradients

@@ -291,7 +291,7 @@ def _compiled_if_repeated(options: Options, *tensors: Tensor) -> AbstractContext
     """Let compiled programs compute a call that comes again and again, as in a training.
 
     They have the same bits. A single call of this size ends before they are compiled; the steps of
-    a training are 20 times as fast with them.
+    a small training are five times as fast with them.
     """
     key = (options, *(tuple(x.shape) for x in tensors))
     if len(_calls) > MOST_CALLS:

@@ -20,9 +20,14 @@ _PIECE = 1 << 16  # below this many numbers a second thread costs more than it s
 
 
 def thread_count() -> int:
-    """Return how many threads Numba uses in this thread, or would use if it were imported."""
-    if asked := getattr(sys.modules.get("numba"), "get_num_threads", None):
-        return int(asked())
+    """Return how many threads Numba uses in this thread, or would use if it were started.
+
+    Numba is not asked before: its `get_num_threads` starts its threads, and OpenMP then gives this
+    thread's PyTorch as many, which wait for each other busily.
+    """
+    parallel = sys.modules.get("numba.np.ufunc.parallel")
+    if getattr(parallel, "_is_initialized", False):  # someone has set the number
+        return int(parallel.get_num_threads())  # type: ignore[union-attr]
     if (named := os.environ.get("NUMBA_NUM_THREADS", "")).isdigit():
         return max(1, int(named))
     if hasattr(os, "sched_getaffinity"):

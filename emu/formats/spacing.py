@@ -14,6 +14,11 @@ def biased_exponent(ops: Ops, x: Array, emin: Any) -> Array:
     return ops.xp.maximum((ops.bits(x) & 0x7FF0_0000_0000_0000) >> 52, emin + 1023)
 
 
+def binade(ops: Ops, x: Array, emin: Any) -> Array:
+    """Return 2^max(e, emin), where e is the exponent of x, and 0 where x is 0."""
+    return ops.xp.where(x == 0.0, 0.0, ops.from_bits(biased_exponent(ops, x, emin) << 52))
+
+
 def spacing(ops: Ops, x: Array, f: Format) -> Array:
     """Return the distance between neighboring numbers of the format in the binade of x.
 

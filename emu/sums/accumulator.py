@@ -21,15 +21,8 @@ from roundscope.emu.numbers import check_count
 from roundscope.emu.roundings.modes import BINARY32, BINARY64, Rounding, RoundingMode, member
 from roundscope.emu.roundings.random import event_bits
 from roundscope.emu.shown import shown
-from roundscope.emu.sums.aligned import (
-    Alignment,
-    Factors,
-    GroupAlignment,
-    aligned,
-    factors_of,
-    in_chunks,
-    padded,
-)
+from roundscope.emu.sums.aligned import Alignment, Factors, GroupAlignment, aligned, factors_of
+from roundscope.emu.sums.chunks import in_chunks, padded
 from roundscope.emu.sums.matrix_cores import MatrixCore
 from roundscope.emu.sums.odd import OF_BINARY32, OF_BINARY64, exact_sum, sum_to_round
 from roundscope.emu.sums.tensor_cores import core_of

@@ -25,8 +25,10 @@ from typing import Any
 
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.formats.format import Format
-from roundscope.emu.formats.spacing import biased_exponent
+from roundscope.emu.formats.spacing import binade
 from roundscope.emu.stats.classify import judged
+from roundscope.emu.sums.chunks import in_chunks, padded
+from roundscope.emu.sums.matrix_cores import CHUNKS, begun
 
 LEAST = -1000  # below the exponents of all scales
 MAGNITUDE = 0x7FFF_FFFF_FFFF_FFFF
@@ -96,11 +98,6 @@ class GroupAlignment(Alignment):
 Factors = tuple[Array, Array]  # numbers (K, lines), and the binade 2^e of each, which is 0 for 0
 
 
-def binade(ops: Ops, x: Array, emin: Any) -> Array:
-    """Return 2^max(e, emin), where e is the exponent of x, and 0 where x is 0."""
-    return ops.xp.where(x == 0.0, 0.0, ops.from_bits(biased_exponent(ops, x, emin) << 52))
-
-
 def factors_of(ops: Ops, kept: Any, side: int, x: Array, scales: Any = None) -> Factors:
     """Return numbers (K, lines) of one factor and their binades, as a matrix unit aligns them.
 
@@ -131,8 +128,6 @@ def aligned(
 
     If `totals` is a list, it receives two arrays: the running sums before and after each chunk.
     """
-    from roundscope.emu.sums.matrix_cores import CHUNKS, begun
-
     add: Callable[..., Array] = CHUNKS.get(type(acc.alignment), _chunk_added)
     init = begun(ops, acc, init)
 
@@ -144,18 +139,6 @@ def aligned(
     if totals is not None:
         totals.extend(running)
     return total
-
-
-def in_chunks(ops: Ops, x: Array, chunk: int) -> Array:
-    """Return (K, lines) as (chunks, chunk, lines), padded with zeros as a kernel pads its tiles."""
-    x = padded(ops.xp, x, chunk)
-    return x.reshape(x.shape[0] // chunk, chunk, x.shape[1])
-
-
-def padded(xp: Any, x: Array, unit: int) -> Array:
-    """Return an array with zeros appended along its first axis, to a multiple of `unit`."""
-    missing = -x.shape[0] % unit
-    return xp.concatenate([x, xp.zeros((missing, *x.shape[1:]))]) if missing else x
 
 
 def _chunk_added(

@@ -28,7 +28,8 @@ from typing import Any
 
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.formats.format import Format
-from roundscope.emu.sums.aligned import binade, padded
+from roundscope.emu.formats.spacing import binade
+from roundscope.emu.sums.chunks import padded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,7 +120,7 @@ def _table(entry: Entry, claims: Sequence[Claim], page: str) -> str:
 
 
 def _seeds(most: int) -> str:
-    return "one seed" if most == 1 else f"{most} seeds at most"
+    return "one seed" if most == 1 else f"at most {most} seeds where a row names no n"
 
 
 def _lacking(page: str) -> str:

@@ -4,6 +4,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 
@@ -469,6 +470,7 @@ def passport_kernels() -> str:
     return table(page.KERNELS, rows)
 
 
+@cache
 def _passport() -> page.Compared:
     """Return the passport of record, compared from release to release."""
     whole = record.read(Path(__file__).parents[3] / "docs" / "runs" / "passport.json")

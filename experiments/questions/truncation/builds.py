@@ -8,9 +8,10 @@ BASE = "aiter-ck"
 SUMS = "sum=ascending"  # in binary32: those of CDNA3 take four times as long and move no digit
 NEAREST, AWAY, ZERO = "ties-to-even", "ties-to-away", "toward-zero"
 MODES = {NEAREST: "to nearest", AWAY: "ties away", ZERO: "toward zero"}
-CASTS = {  # the casts of the kernel, by their events
+CASTS = {  # the casts of the kernel, by their events; P and output are all of the forward
     "P": ("P",),
     "output": ("OUT",),
+    "P and output": ("P", "OUT"),
     "P of the backward": ("P_B",),
     "dS": ("DS",),
     "gradients": ("DQ_OUT", "DK_OUT", "DV_OUT"),

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from roundscope.attention.torch import capture, intercept
+from roundscope.torch import capture as any_capture
 from tests.attention.torch.models import batch, gpt, pretrained
 from tests.some import some
 
@@ -513,3 +514,9 @@ def test_wrong_paths(tmp_path):
     no_module = pytest.raises(TypeError, match=r"must be a torch\.nn\.Module")
     with no_module, capture(lambda x: x, tmp_path / "a"):
         pass
+
+
+def test_gradients_are_no_kind_of_capture_but_part_of_one(tmp_path):
+    message = "must be 'attention', which has the gradients too if a backward runs within"
+    with pytest.raises(ValueError, match=message):
+        any_capture(gpt(), tmp_path / "a.safetensors", what="gradients")

@@ -27,6 +27,19 @@ def test_the_number_of_threads_needs_no_numba(asked: str | None) -> None:
     subprocess.run([sys.executable, "-c", COUNTED], check=True, env=env)
 
 
+def test_the_threads_of_pytorch_stay_as_they_were() -> None:
+    """Numba's threads are started by asking for their number; OpenMP's number is PyTorch's too."""
+    pytest.importorskip("torch")
+    code = """
+import torch, numba
+torch.set_num_threads(1)
+from roundscope.emu.backends.threads import thread_count
+assert (thread_count(), torch.get_num_threads()) == (3, 1)
+"""
+    env = os.environ | {"NUMBA_NUM_THREADS": "3"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env)
+
+
 def test_what_numba_is_told_counts() -> None:
     before = numba.get_num_threads()
     numba.set_num_threads(1)

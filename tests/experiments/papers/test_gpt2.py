@@ -10,6 +10,7 @@ from roundscope.experiments.framework.verdicts import Word
 from roundscope.experiments.papers.gpt2_2510_04212 import runs, study
 from roundscope.experiments.train.record import rows, writing
 from roundscope.experiments.train.settings import plain
+from roundscope.tools.errors import UsageError
 from roundscope.tools.results.run import Run
 
 RECORD = Path(__file__).parents[3] / "docs" / "runs" / "gpt2.sqlite"
@@ -100,6 +101,14 @@ def test_the_record_is_known(tmp_path):
     outcome, r = runs.measured(runs.FULL, tmp_path, True)
     assert outcome.there == 490 and set(r.runs) == set(runs.CONDITIONS)
     assert {runs.grown_step(x) for x in r.runs.values()} == {None, 371, 284}
+
+
+def test_the_full_size_needs_a_gpu(tmp_path, monkeypatch):
+    """A training of months on a CPU, or a message whose repair `reproduce` does not have."""
+    monkeypatch.setattr(runs, "has_device", lambda config: False)
+    with pytest.raises(UsageError, match="needs a GPU; add --quick"):
+        runs.measured(runs.FULL, tmp_path, False)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.thorough

@@ -162,8 +162,9 @@ def changed(old: Twin, new: Twin, results: Collection[str]) -> list[list[str]]:
     """
     stages = ("forward",) if {*results} == {"out"} else ("forward", "backward")
     pairs = [*product(_forms(old, stages), _forms(new, stages))]
-    sizes = [len({name for name, _ in a.items() ^ b.items()}) for a, b in pairs]
-    least = [pair for pair, size in zip(pairs, sizes, strict=True) if size == min(sizes)]
+    sizes = [sum(a.get(name) != b.get(name) for name in {**a, **b}) for a, b in pairs]
+    fewest = min(sizes)
+    least = [pair for pair, size in zip(pairs, sizes, strict=True) if size == fewest]
     told = {
         tuple(
             f"{name}: {a.get(name, 'none')} -> {b.get(name, 'none')}"
