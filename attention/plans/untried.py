@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.sites import Site
 
 
 def _read(name: str, words: str, base: str = "fa2-bf16") -> Plan:
@@ -127,10 +126,10 @@ def flashinfer_split() -> Plan:
     which is not modelled. There is no backward; the plan's is that of fa2-bf16.
     """
     words = (
-        "exp=ex2 log2_e=maximum fused_exponent=true reciprocal=rcp registers=true split_tiles=1"
-        " OI=bf16"
+        "exp=ex2 log2_e=maximum fused_exponent=true reciprocal=rcp registers=true row_sum_of=P"
+        " split_tiles=1 OI=bf16"
     )
-    return replace(_read("flashinfer-split", words), row_sum_of=Site.P)
+    return _read("flashinfer-split", words)
 
 
 UNTRIED: dict[str, Callable[[], Plan]] = {

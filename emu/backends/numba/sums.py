@@ -199,12 +199,18 @@ def _zeros(
 
 
 @compiled
+def _own(row: np.ndarray, top: np.ndarray, units: np.ndarray, kept: int) -> None:
+    """Write the running sum of each column in units of top / 2^F, cut to whole ones."""
+    for j in range(row.size):
+        units[j] = np.trunc(row[j] * _per_unit(top[j], kept))
+
+
+@compiled
 def _units(
     row: np.ndarray, a: np.ndarray, b: np.ndarray, top: np.ndarray, units: np.ndarray, kept: int
 ) -> None:
     """Write the sum of each column in units of top / 2^F, with each term cut to whole units."""
-    for j in range(row.size):
-        units[j] = np.trunc(row[j] * _per_unit(top[j], kept))
+    _own(row, top, units, kept)
     for k in range(a.size):
         x = a[k]
         for j in range(row.size):
@@ -223,8 +229,7 @@ def _in_groups(
     own: np.ndarray,
 ) -> None:
     """Write what `_units` writes where the exact sum of each group of products is cut."""
-    for j in range(row.size):
-        units[j] = np.trunc(row[j] * _per_unit(top[j], kept))
+    _own(row, top, units, kept)
     for lo in range(0, a.size, group):
         own[:] = 0.0
         for k in range(lo, min(lo + group, a.size)):
