@@ -3,11 +3,13 @@ operations of whole models.
 """
 
 from contextlib import AbstractContextManager
+from inspect import signature
 from typing import Any, Literal
 
 from roundscope.attention.torch import *  # noqa: F403
 from roundscope.attention.torch import __all__ as _of_attention
 from roundscope.attention.torch import capture as _capture_attention
+from roundscope.emu.errors import unknown
 from roundscope.operations.models.torch.budget.error_budget import error_budget
 from roundscope.operations.models.torch.comparing.compare import compare
 from roundscope.operations.models.torch.decoding import decoded
@@ -36,12 +38,21 @@ def capture(  # type: ignore[no-redef]  # attention's own has the star
 
     Raises:
         ValueError: `what` is neither.
+        TypeError: An argument that there is not, or that the other `what` has.
     """
-    if what == "operations":
-        return capture_operations(model, path, **options)
-    if what != "attention":
+    kinds: dict[str, Any] = {"attention": _capture_attention, "operations": capture_operations}
+    if what not in kinds:
         raise ValueError(
             f"what={what!r}: must be 'attention', which has the gradients too if a backward runs"
             " within, or 'operations'"
         )
-    return _capture_attention(model, path, **options)
+    whose: dict[str, list[str]] = {"model": [], "path": [], "what": []}
+    for kind, function in kinds.items():
+        for name in signature(function).parameters:
+            whose.setdefault(name, []).append(kind)
+    for name in options:
+        if name not in whose:
+            raise TypeError(f"capture: {unknown('argument', name, list(whose))}")
+        if what not in whose[name]:
+            raise TypeError(f"capture: {name}= is an argument of what={whose[name][0]!r} alone")
+    return kinds[what](model, path, **options)

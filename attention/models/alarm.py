@@ -70,14 +70,14 @@ class Alarm:
     def __str__(self) -> str:
         if self.kind == "gain":
             return (
-                f"step {self.step}: the outputs of layer {self.layer.number} ({self.layer.name})"
+                f"step {self.step}: the outputs of {self.layer.place}"
                 f" are {abs(self.share):.2%} too {'long' if self.share > 0 else 'short'}, more than"
                 f" {self.threshold:.0%}, in {LOOKS} looks. {ACTION_OF_GAIN}"
             )
         return (
             f"step {self.step}: rows of dS that do not sum to zero make {self.share:.2g} of the"
             f" queries' gradient, more than {self.threshold:.2g}; most of it in head {self.head} of"
-            f" layer {self.layer.number} ({self.layer.name}). {ACTION}"
+            f" {self.layer.place}. {ACTION}"
         )
 
 

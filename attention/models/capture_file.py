@@ -23,7 +23,7 @@ import operator
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ OF_CALLS = (
 """Metadata that stand once in a file if all of its calls agree, else once for each call."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Captured:
     """One call of attention in a model, with its gradients if there was a backward.
 
@@ -105,6 +105,16 @@ class Captured:
     dropout: float = 0.0
     implementation: str = "unknown"
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return one line, without the numbers."""
+        arrays = {f.name: getattr(self, f.name) for f in fields(self)}
+        has = [name for name, x in arrays.items() if isinstance(x, np.ndarray)]
+        return (
+            f"<Captured layer {self.number} ({self.name or 'the model itself'}), step {self.step},"
+            f" call {self.call}: {self.implementation}, q {self.q.shape}, k {self.k.shape},"
+            f" {self.q.dtype}; has {', '.join(has)}>"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,11 @@ class Layer:
     name: str
     number: int
 
+    @property
+    def place(self) -> str:
+        """Its number and path, for messages."""
+        return f"layer {self.number} ({self.name or 'the model itself'})"
+
 
 def chosen(
     layers: str | int | Sequence[int], known: Sequence[Layer], argument: str = "layers"

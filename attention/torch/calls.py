@@ -201,7 +201,7 @@ class _Seen(Wrapped):
             result = self.forward(*args, **kwargs)
         if not chain.calls:
             raise RuntimeError(
-                f"layer {chain.layer.number} ({chain.layer.name}): its forward ended without a call"
+                f"{chain.layer.place}: its forward ended without a call"
                 " of F.scaled_dot_product_attention that could be seen; it has reached its kernel"
                 f" in another way. {self._repair()}"
             )

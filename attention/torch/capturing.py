@@ -43,6 +43,10 @@ from roundscope.attention.torch.fast_path import OFF
 from roundscope.emu.errors import known_arguments
 
 GRADIENTS = ("dq", "dk", "dv")
+COVERED = (
+    "`use` or another handler, installed after capture, answered the calls before capture saw them:"
+    " install capture after it, as in `with use(...), capture(...):`"
+)
 SHOWN = 8  # how many layers that did not run are named
 
 
@@ -90,18 +94,27 @@ class Recorder:
         self.calls: Counter[Layer] = Counter()  # of this pass
         self.device = torch.device("cpu")
         self.is_nested = False
+        self.modules: Sequence[nn.Module] = ()
+        self.is_covered = False  # whether handlers that came later may have answered the calls
 
     def begin(self, *_: Any) -> None:
         """Count a forward pass as it begins: the hook before a model's forward."""
         if not _in_backward():
             if not self.depth:
                 self._next()
+                self.is_covered |= any(self._is_under(module) for module in self.modules)
             self.depth += 1
 
     def end(self, *_: Any) -> None:
         """Note that a forward pass is over: the hook after a model's forward."""
         if not _in_backward():
             self.depth -= 1
+
+    def _is_under(self, module: nn.Module) -> bool:
+        """Return whether another handler of a module was installed after this one."""
+        chain = module.__dict__.get(CHAIN)
+        handlers = [] if chain is None else [handler for _, handler in chain.handlers]
+        return self.answer in handlers and handlers[-1] != self.answer
 
     def _next(self) -> None:
         self.step += 1
@@ -204,7 +217,7 @@ class Recorder:
             if call.sinks is not None:
                 arrays["sinks"] = _copy(self.choice.of_sinks(call.sinks.detach(), key_heads))
         except ValueError as error:
-            raise ValueError(f"layer {call.layer.number} ({call.layer.name}): {error}") from None
+            raise ValueError(f"{call.layer.place}: {error}") from None
         return arrays
 
     def _array(self, x: Tensor, key_heads: int) -> np.ndarray:
@@ -221,13 +234,15 @@ class Recorder:
         words = [self.passed()] if late else []
         steps = ran if self.steps is None else [n for n in self.steps if n in ran]
         idle = [(x, n) for x in layers for n in steps if (n, x.number) not in kept]
-        words += [f"layer {x.number} ({x.name}) did not run in forward pass {n}" for x, n in idle]
+        words += [f"{x.place} did not run in forward pass {n}" for x, n in idle]
         if self.steps == (0,) and self.step >= 1:
             kept_passes = len({step for step, *_ in self.records})
             words.append(
                 f"{kept_passes} of {self.step + 1} forward passes kept (steps=None keeps all)"
             )
         words += self._not_kept()
+        if idle and self.is_covered:
+            words.insert(0, COVERED)
         return "; ".join(words[:SHOWN]) + (f"; {n} more" if (n := len(words) - SHOWN) > 0 else "")
 
     def _not_kept(self) -> list[str]:
@@ -239,14 +254,14 @@ class Recorder:
             others = f" and {len(most) - 1} more layers" if len(most) > 1 else ""
             asked = "the first" if self.wanted == (0,) else f"calls={list(self.wanted or ())}"
             words.append(
-                f"layer {layer.number} ({layer.name}){others} called attention {n} times in a"
+                f"{layer.place}{others} called attention {n} times in a"
                 f" forward pass, and {asked} is kept; calls=None keeps all"
             )
         if self.without_heads and self.choice.batch is not None:
             layer, n = next(iter(self.without_heads.items()))
             count = len(self.without_heads) - 1
             words.append(
-                f"layer {layer.number} ({layer.name}){f' and {count} more layers' if count else ''}"
+                f"{layer.place}{f' and {count} more layers' if count else ''}"
                 f" calls attention without an axis of heads, {n} entries of one head, of which"
                 f" batch={list(self.choice.batch)} is kept; batch=None keeps all, and tensors"
                 " (batch, heads, tokens, features) in the model tell which are heads"
@@ -388,10 +403,8 @@ def capture(
             about = _about(model, recorder.device) | ({"remark": remark} if remark else {})
             write_captures(file, kept, about)
 
-    recorder.is_nested = any(
-        module.__dict__.get(CHAIN) is not None
-        for module in attention_layers(model, modules).values()
-    )
+    recorder.modules = list(attention_layers(model, modules).values())
+    recorder.is_nested = any(module.__dict__.get(CHAIN) is not None for module in recorder.modules)
     with ExitStack() as stack:
         own = stack.enter_context(intercept(model, recorder.answer, layers=layers, modules=modules))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -404,7 +417,8 @@ def capture(
             write(f"{ENDED} {type(error).__name__}")
             raise
     if not recorder.records:
-        raise RuntimeError(f"nothing was captured, and no file was written: {recorder.passed()}")
+        why = COVERED if recorder.is_covered else recorder.passed()
+        raise RuntimeError(f"nothing was captured, and no file was written: {why}")
     remark = recorder.missing(own.layers)
     write(remark)
     if remark:

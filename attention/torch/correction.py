@@ -38,6 +38,7 @@ delta = rowsum(P dP) / rowsum(P).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -57,6 +58,7 @@ from roundscope.emu.errors import known_arguments
 from roundscope.emu.told import warn_outside
 
 WIDEST = 256  # features of a head that fused kernels take
+SOFTCAP = "attn_logit_softcapping"  # the attribute of Gemma 2 and its like in transformers
 REASONS = {  # why rows of dS need not sum to zero
     "softcap": "the derivative of tanh stands between dS and the scores",
     "sinks": "the sink takes part in their sum",
@@ -82,7 +84,7 @@ def extended(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, ...]:
 
 
 def check_sinks(layers: Mapping[Layer, nn.Module], why: str) -> None:
-    """Raise ValueError if a layer of the transformers library has sinks, before anything runs.
+    """Raise ValueError if a layer of transformers has sinks or a softcap, before anything runs.
 
     Args:
         layers: Layers and their modules.
@@ -91,6 +93,10 @@ def check_sinks(layers: Mapping[Layer, nn.Module], why: str) -> None:
     for layer, module in layers.items():
         if implementation_of(module) and isinstance(getattr(module, "sinks", None), Tensor):
             raise _refused(layer, "sinks", why)
+        reads = inspect.unwrap(type(module).forward).__code__.co_names
+        is_capped = SOFTCAP in reads and getattr(module, SOFTCAP, None) is not None
+        if implementation_of(module) and is_capped:
+            raise _refused(layer, "softcap", why)
 
 
 def check_row_sums(call: Call, why: str) -> None:
@@ -100,7 +106,7 @@ def check_row_sums(call: Call, why: str) -> None:
         call: The call.
         why: What the caller wants of them, for the message.
     """
-    where = f"layer {call.layer.number} ({call.layer.name})"
+    where = f"{call.layer.place}"
     for name in REASONS:
         if getattr(call, name) is not None:
             raise _refused(call.layer, name, why)
@@ -115,7 +121,7 @@ def check_row_sums(call: Call, why: str) -> None:
 
 def _refused(layer: Layer, name: str, why: str) -> ValueError:
     return ValueError(
-        f"layer {layer.number} ({layer.name}): has {name}, so rows of dS need not sum to zero over"
+        f"{layer.place}: has {name}, so rows of dS need not sum to zero over"
         f" the keys, since {REASONS[name]}; it cannot be {why}: choose other layers, or"
         " capture(model, path) and `roundscope trace` the file, which tells biased events"
     )
@@ -179,9 +185,9 @@ def correct(
 
     Raises:
         TypeError: `model` is not an `nn.Module`.
-        ValueError: No such layers; a layer of the transformers library with sinks; or, in a
-            forward, a call that cannot be corrected: sinks of another model, softcap, dropout, a
-            mask that learns, heads that are too wide.
+        ValueError: No such layers; a layer of the transformers library with sinks or a softcap; or,
+            in a forward, a call that cannot be corrected: those of another model, dropout, a mask
+            that learns, heads that are too wide.
 
     Example:
         >>> import torch
@@ -205,7 +211,7 @@ def correct(
     ]
     if again:
         warn_outside(
-            f"correct: layer {again[0].number} ({again[0].name}) is corrected already, and now"
+            f"correct: {again[0].place} is corrected already, and now"
             " twice, which takes twice as long and changes nothing more; call remove() of the first"
         )
     return intercept(model, corrected, layers=layers, modules=modules)
@@ -224,7 +230,7 @@ def corrected(call: Call) -> Tensor:
     if not (torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v))):
         return call.run(call.q, call.k, call.v)
     check_row_sums(call, "corrected")
-    where = f"layer {call.layer.number} ({call.layer.name})"
+    where = f"{call.layer.place}"
     if call.dropout:
         raise ValueError(
             f"{where}: drops {call.dropout:g} of the weights, other ones in every call; it can be"

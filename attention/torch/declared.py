@@ -198,7 +198,7 @@ class _Declared:
 
     def _call(self, layer: Layer, bound: inspect.BoundArguments, others: list[Any]) -> Call:
         """Return the call that arguments make; its `run` puts what else is returned in `others`."""
-        where = f"layer {layer.number} ({layer.name}): {self.name}"
+        where = f"{layer.place}: {self.name}"
         given = {what: bound.arguments[name] for what, name in self.names.items()}
         for what in ("q", "k", "v"):
             x = given[what]
@@ -282,11 +282,12 @@ class _Declared:
         repair = (
             f"with {tried[0]} it is: say so in attention_function"
             if tried
-            else "if it hides keys or adds to the scores, say so by mask= of attention_function, or"
-            " give it the mask as an argument; if it rounds to few bits, by tolerance="
+            else "if it has a scale of its own, say so by scale= of attention_function; if it hides"
+            " keys or adds to the scores, by mask=, or give it the mask as an argument; if it"
+            " rounds to few bits, by tolerance="
         )
         raise ValueError(
-            f"layer {call.layer.number} ({call.layer.name}): {self.name} is not"
+            f"{call.layer.place}: {self.name} is not"
             f" softmax(scale q k^T{'' if call.mask is None else ' + mask'}) v with"
             f" is_causal={call.is_causal}, scale={call.scale:.6g}: its output differs by"
             f" {error:.2g} of its size; {repair}"

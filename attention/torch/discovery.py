@@ -16,7 +16,8 @@ from roundscope.emu.told import warn_outside
 
 SHOWN = 4  # how many modules that write attention out are named
 MARK_IT = (
-    "mark the function that computes softmax(q k^T) v with roundscope.torch.attention_function"
+    "mark the function that computes softmax(q k^T) v with roundscope.torch.attention_function;"
+    " where it stands inside a forward, move it into a function first, in a subclass of that module"
 )
 
 

@@ -309,7 +309,7 @@ def _call(
     unknown = [n for n in given if n != BIAS and _may_read(function, n)]
     if unknown:
         raise ValueError(
-            f"layer {chain.layer.number} ({chain.layer.name}): its attention is given"
+            f"{chain.layer.place}: its attention is given"
             f" {', '.join(unknown)}, which cannot be seen through; call"
             " model.set_attn_implementation('sdpa') first, or choose other layers"
         )

@@ -171,7 +171,7 @@ def _warn_of_range(layer: Layer, name: str, ranges: Mapping[int, str]) -> None:
     others = [str(n) for n, found in sorted(ranges.items()) if found and n != layer.number]
     more = f"{len(others)} more layer{'s' * (len(others) > 1)} ({', '.join(others)})"
     warn_outside(
-        f"use: layer {layer.number} ({layer.name}): {name}: {ranges[layer.number]}"
+        f"use: {layer.place}: {name}: {ranges[layer.number]}"
         + (f"; and {more}, by `ranges` of what use returned" if others else "")
         + "; scale what is too small (the loss, for gradients), or take a plan with scales, such as"
         " fa3-fp8-scaled"
@@ -189,7 +189,7 @@ def _attended(call: Call, text: str, block_q: int, block_k: int) -> tuple[Tensor
     """Return the output of a call by a plan, in the type of q, and the arguments it was given."""
     if not torch.compiler.is_compiling():
         _warn_of_types(call, text)
-    where = f"layer {call.layer.number} ({call.layer.name}): "
+    where = f"{call.layer.place}: "
     if call.dropout:
         raise ValueError(
             f"{where}its attention drops weights with probability {call.dropout:g}, which plans do"

@@ -85,11 +85,11 @@ def watch(
     * A step is a forward of `model` in training mode with gradients enabled. A warning says so if
       the first one with gradients is in eval mode. With gradient accumulation say how many make a
       step: `forwards=4`; the first of them is looked at.
-    * Call `numbers()` after each backward, before the next forward. It returns {} on other steps.
-      Without it there is no look; a look that was dropped so is told once, as a warning.
+    * Call `numbers()` once in each step, after its last backward. It returns {} on steps without a
+      look. A look is kept until then; one that the next look replaces is told once, as a warning.
     * A model compiled by torch.compile runs eagerly on watched steps, from the forward to
-      `numbers()`: its bits are those of eager mode there. Give `watch` the compiled model, the one
-      that is called; nothing is compiled again.
+      `numbers()` or the next forward: its bits are those of eager mode there. Give
+      `watch` the compiled model, the one that is called; nothing is compiled again.
     * Activation checkpointing, autocast and loss scaling need nothing: shares do not depend on the
       scale of the loss. A look that is not finite, as loss scaling makes them, is counted and
       logged, and has no part in the share.
@@ -119,8 +119,8 @@ def watch(
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: A wrong value; a layer of the transformers library with sinks; or, at the first
-            look, a layer whose rows of dS cannot be measured: sinks of another model, softcap,
+        ValueError: A wrong value; a layer of the transformers library with sinks or a softcap; or,
+            at the first look, a layer whose rows of dS cannot be measured: those of another model,
             heads that are too wide.
 
     Example:
@@ -221,6 +221,7 @@ class Watch(Removable):
         self.note = ""
         self._model, self._every, self._heads, self._watcher = model, every, heads, watcher
         self._forwards, self._start, self._modules = forwards, start, modules
+        self._at = start  # the step of the look that is kept
         self._count, self._looks, self._is_told, self._is_eval_told = 0, 0, False, False
         self._seen: dict[Layer, _Seen] = {}
         self._again: dict[Layer, int] = {}  # how often layers called that did so again
@@ -243,18 +244,18 @@ class Watch(Removable):
     def numbers(self) -> dict[str, float]:
         """Return what this step's look found, for a logger, or {} if it was none.
 
-        Call it after the backward. It measures, and takes most of the time of a look.
+        Call it after the step's last backward. It measures, and takes most of the time of a look.
 
         Returns:
             Name -> number; `attention.models.watcher.Watcher.look` says what they are.
         """
-        if self._interception is None:
+        if self._interception is None and not self._seen:
             self.note = "" if self._count else (
                 "no forward of the model in training mode was seen: give watch the module that is"
                 " called, the compiled one if it is compiled"
             )  # fmt: skip
             return {}
-        seen, again, step = self._seen, self._again, self.step
+        seen, again, step = self._seen, self._again, self._at
         self._end()
         with_backward = {layer: x for layer, x in seen.items() if x.do is not None}
         if not with_backward:
@@ -263,7 +264,7 @@ class Watch(Removable):
         missing = [str(layer.number) for layer in self.layers if layer not in with_backward]
         notes = [f"no gradient came to layers {', '.join(missing)}"] if missing else []
         notes += [
-            f"layer {layer.number} ({layer.name}) called attention {n} times; the first is measured"
+            f"{layer.place} called attention {n} times; the first is measured"
             for layer, n in again.items()
         ]
         stacks = _stacks(with_backward)
@@ -297,12 +298,13 @@ class Watch(Removable):
                     " looked at; call model.train() before the training"
                 )
             return
-        if self._interception is not None:
-            self._drop()
+        self._let_run()
         is_watched = self._count % (self._every * self._forwards) == 0
         self._count += 1
         if not is_watched:
             return
+        self._drop()
+        self._at = self.step
         self._interception = intercept(
             self._model,
             self._handler,
@@ -314,22 +316,27 @@ class Watch(Removable):
 
     def _drop(self) -> None:
         """End a look of which nobody asked the numbers, and warn the first time."""
-        is_lost, step = any(x.do is not None for x in self._seen.values()), self.step
+        is_lost, step = any(x.do is not None for x in self._seen.values()), self._at
         self._end()
         if is_lost and not self._is_told:
             self._is_told = True
             warnings.warn(
-                f"watch: numbers() was not called after the backward of step {step}: its look is"
-                " lost, and not in the log; call numbers() in every step",
+                f"watch: numbers() was not called after the backward of step {step}, before the"
+                " next look: its look is lost, and not in the log; call numbers() once in every step",
                 stacklevel=2,
             )
 
     def _end(self) -> None:
+        self._let_run()
+        self._seen, self._again = {}, {}
+
+    def _let_run(self) -> None:
+        """Let the model run as it is; gradients still come to what was seen."""
         if self._interception is not None:
             self._interception.remove()
         if self._eager is not None:
             self._eager.__exit__(None, None, None)
-        self._interception, self._eager, self._seen, self._again = None, None, {}, {}
+        self._interception, self._eager = None, None
 
     def _handler(self, call: Call) -> Tensor:
         """Run the model's own attention, and keep one batch entry of it.

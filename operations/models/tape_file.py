@@ -73,7 +73,7 @@ def save_tape(
     size = sum(x.nbytes for x in arrays.values())
     if size > limit:
         repair = "give weights=False, fewer tokens, or a larger limit="
-        raise ValueError(f"{path}: {size / 1e6:,.0f} MB, more than limit={limit}: {repair}")
+        raise ValueError(f"{path}: {size:,} bytes, more than limit={limit:,} bytes: {repair}")
     if tell is not None:
         passes = f" of {tape.steps} forward passes" if tape.steps > 1 else ""
         tell(f"{path}: {len(tape.counted):,} operations{passes}, {size / 1e6:,.1f} MB")

@@ -436,6 +436,13 @@ def _prefixes(file: TensorFile, path: str) -> list[str]:
         if missing := [r for r in ("q", "k", "v") if r not in roles]:
             what = ", ".join(f"{prefix}.{r}" if prefix else r for r in missing)
             other = f"it has {has or 'no tensors'}; name tensors q, k, v or <layer>.q, ..."
+            if "tape" in file.metadata:
+                raise bad(
+                    "FILE",
+                    path,
+                    f"no {what}: it is a capture of operations, which `roundscope compare` and"
+                    " `roundscope identify` read; capture(model, path) writes attention",
+                )
             raise bad("FILE", path, f"no {what}; {other}")
     return sorted(layers, key=natural)
 

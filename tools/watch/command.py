@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ def run(path: Path, *, out: Path | None, as_json: bool) -> None:
 
     Raises ValueError for a file that is no such log, OSError if one cannot be read or written.
     """
-    looks = last_course(log.read(path))
+    of_log = log.read(path)
+    looks = last_course(of_log)
     picture = out if out is not None else path.with_suffix(".png")
     if picture.suffix.lower() != ".png":
         raise ValueError(f"--out={picture}: the picture is a PNG file, such as watch.png")
@@ -44,9 +46,11 @@ def run(path: Path, *, out: Path | None, as_json: bool) -> None:
         raise bad("--out", str(picture), "exists and is no picture of this command; name another")
     write_whole(picture, pictures.png(draw(looks), software=MARK.decode()))
     if as_json:
-        print_json(numbers(looks) | {"picture": str(picture)})
+        print_json(
+            numbers(looks) | {"looks_not_shown": len(of_log) - len(looks), "picture": str(picture)}
+        )
     else:
-        for line in (*lines(looks), f"drawn in {picture}"):
+        for line in (*lines(looks), *not_shown(of_log, looks), f"drawn in {picture}"):
             console().print(line, markup=False)
 
 
@@ -62,6 +66,19 @@ def last_course(looks: Sequence[Look]) -> list[Look]:
             kept.pop()
         kept.append(look)
     return kept
+
+
+def not_shown(of_log: Sequence[Look], looks: Sequence[Look]) -> list[str]:
+    """Return a line on the looks of a log that `last_course` left out, if there are any."""
+    n = len(of_log) - len(looks)
+    if not n:
+        return []
+    few = "1 look" if n == 1 else f"{n} looks"
+    if looks[0] is of_log[0]:
+        return [f"the steps of this log go back: {few} from before that are not shown"]
+    starts = 1 + sum(b.step <= a.step for a, b in pairwise(of_log[:n]))
+    runs = f"an earlier run of {few} is" if starts == 1 else f"earlier runs, {few} in all, are"
+    return [f"{runs} in this log, not shown: give each run a log of its own"]
 
 
 def numbers(looks: Sequence[Look]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from roundscope.attention.torch import capture, intercept
 from roundscope.torch import capture as any_capture
+from roundscope.torch import use
 from tests.attention.torch.models import batch, gpt, pretrained
 from tests.some import some
 
@@ -520,3 +521,23 @@ def test_gradients_are_no_kind_of_capture_but_part_of_one(tmp_path):
     message = "must be 'attention', which has the gradients too if a backward runs within"
     with pytest.raises(ValueError, match=message):
         any_capture(gpt(), tmp_path / "a.safetensors", what="gradients")
+
+
+def test_an_argument_of_the_other_kind_is_told(tmp_path):
+    with pytest.raises(TypeError, match="limit= is an argument of what='operations' alone"):
+        any_capture(gpt(), tmp_path / "a.safetensors", limit=5)
+    with pytest.raises(TypeError, match=r"'limits'; did you mean 'limit'\?") as told:
+        any_capture(gpt(), tmp_path / "a.safetensors", limits=5)
+    assert {"what", "limit", "tell", "weights", "heads"} <= set(str(told.value).split())
+
+
+def test_capture_outside_of_use_is_told(tmp_path):
+    model, path = plain_gpt(), tmp_path / "a.safetensors"
+    with pytest.raises(RuntimeError, match="install capture after it"), capture(model, path), \
+            use(model, "fp32"):  # fmt: skip
+        model(tokens())
+    with pytest.warns(UserWarning, match="install capture after it"), \
+            capture(model, path) as calls, use(model, {"layers.0": "fp32"}):  # fmt: skip
+        model(tokens())
+    (told,) = repr(calls).splitlines()
+    assert told.startswith("[<Captured layer 1 (") and "q (1, 4, 24, 4)" in told

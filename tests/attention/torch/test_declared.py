@@ -257,6 +257,20 @@ def test_unmarked_attention_beside_other_is_told():
         use(nn.Sequential(ByHand()), "exact")
 
 
+def test_a_scale_that_is_in_the_code_is_refused_with_its_repair():
+    class Scaled(Attention):
+        @attention_function
+        def attend(self, q, k, v):
+            return (0.1 * q @ k.mT).softmax(-1) @ v
+
+        def forward(self, x):
+            return self.attend(self.own(x), x, x)
+
+    message = r"layer 0 \(the model itself\): .*say so by scale= of"
+    with use(model := Scaled(), "exact"), pytest.raises(ValueError, match=message):
+        model(X)
+
+
 def test_layers_that_are_no_attention_are_not_told():
     class Gate(nn.Module):
         def forward(self, x):

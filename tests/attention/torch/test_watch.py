@@ -180,6 +180,23 @@ def test_without_a_backward_there_are_no_numbers():
         assert w.numbers() and w.note == ""
 
 
+def test_a_look_is_kept_until_it_is_asked_for(tmp_path):
+    """Gradients that add up over two forwards of a step: the numbers of the first, asked once."""
+    model, texts = Gpt(layers=1), (tokens(), tokens())
+    found = []
+    for path, asked in ((tmp_path / "twice", True), (tmp_path / "once", False)):
+        with watch(model, every=2, forwards=2, log=path) as w:
+            for _ in range(3):
+                loss_of(model, texts[0]).backward()
+                if asked:
+                    w.numbers()
+                loss_of(model, texts[1]).backward()
+                assert all("forward" not in module.__dict__ for module in model.modules())
+                w.numbers()
+        found.append([(look.step, look.now) for look in logs.read(path)])
+    assert found[0] == found[1] and [step for step, _ in found[0]] == [0, 2]
+
+
 def test_a_forward_that_nobody_asks_about_is_forgotten():
     model = Gpt(layers=1)
     with watch(model, every=1) as w:
@@ -486,6 +503,12 @@ def test_a_model_in_eval_mode_is_told_once():
         warnings.simplefilter("error")
         loss_of(model.train(), tokens())
         loss_of(model.eval(), tokens())
+
+
+@pytest.mark.parametrize("function", [watch, correct])
+def test_a_softcap_of_transformers_is_refused_at_once(function):
+    with pytest.raises(ValueError, match=r"layer 0 \(model\.layers\.0\.self_attn\): has softcap"):
+        function(tiny("gemma2", "eager"))
 
 
 @pytest.mark.parametrize("function", [watch, correct])

@@ -116,6 +116,11 @@ def test_wrong_tensors(write, arrays, message):
     assert "\n" not in str(error.value)
 
 
+def test_a_capture_of_operations_is_told(write):
+    with pytest.raises(UsageError, match=r"no q, k, v: it is a capture of operations.*compare"):
+        read_layers(write({"v.0": np.zeros(2, np.float32)}, tape="{}"))
+
+
 def test_wrong_layout(write):
     path = write(tensors())
     with pytest.raises(UsageError, match=r"^give --layout BNTH .*BTNH .*: the file's metadata"):

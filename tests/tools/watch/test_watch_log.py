@@ -101,6 +101,18 @@ def test_a_training_that_was_resumed(tmp_path):
     assert [look.share for look in looks[2:]] == [x.share for x in log.read(path)[4:]]
 
 
+@pytest.mark.parametrize(("earlier", "told"), [
+    ([[0, 1, 2, 3, 4]], "an earlier run of 5 looks is in this log, not shown"),
+    ([[0, 1], [0]], "earlier runs, 3 looks in all, are in this log, not shown"),
+    ([[-2, -1, 0]], "the steps of this log go back: 1 look from before that are not shown"),
+])  # fmt: skip
+def test_earlier_runs_are_told(tmp_path, capsys, earlier, told):
+    for steps in [*earlier, [0]]:
+        path = watched(tmp_path / "log", steps)
+    main_of("watch", path)
+    assert told in " ".join(capsys.readouterr().out.split())
+
+
 def test_numbers_that_are_missing(tmp_path, capsys):
     watcher = Watcher(log=tmp_path / "log")
     bad = np.array([np.nan, np.inf])
