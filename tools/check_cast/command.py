@@ -274,7 +274,7 @@ def _opening(asked: CheckCastOptions, found: CastReport) -> Opening:
 
 def _again(asked: CheckCastOptions, found: CastReport) -> tuple[str, str] | None:
     """Return what to ask instead in words, and the command: what explains most or all results."""
-    if found.instead == f"{found.name}, {NARROW}":
+    if found.instead in (f"{found.name}, {NARROW}", f"{found.name} divided in float32"):
         return NARROW_TOO, _command(replace(asked, divided="float32"))
     if (other := found.otherwise) is None:
         return None

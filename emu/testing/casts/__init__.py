@@ -57,7 +57,8 @@ def examine_cast(
         asked: a `Rounding`, a `BlockFormat`, or the name of a format. "int8[tensor]",
             "int8[token]" and "int8[channel]" have one scale for an array, a row and a column; other
             elements, scales and rules as in "e4m3fn[token]*e8m0fnu:rceil".
-        tensor_scale: a scale that is given, such as a calibrated one. Of a format of numbers, the
+        tensor_scale: a scale that is given, such as a calibrated one, which counts in binary32 as
+            functions of float32 have it. Of a format of numbers, the
             function divides by it before it rounds, and returns codes, numbers of a narrow type, or
             float32 numbers times the scale; so too of "int8[tensor]", whose integers count as so
             many scales. Of NVFP4, it is the scale of the whole array in
@@ -104,9 +105,10 @@ def examine_cast(
         _check_front(front, asked, scope)
     if tensor_scale is not None:
         check_real("tensor_scale", tensor_scale, 0.0, math.inf, "it is finite and above 0")
+        tensor_scale = float(np.float32(tensor_scale)) or tensor_scale
         if isinstance(asked, BlockFormat) and scope is Scope.TENSOR:
             with np.errstate(all="ignore"):
-                return _static(function, asked, tensor_scale)
+                return _static(function, asked, tensor_scale, is_narrow=divided == "float32")
         if isinstance(asked, BlockFormat):
             if not asked.tensor:
                 raise ValueError(
@@ -130,7 +132,7 @@ def examine_cast(
         return examine_elements(function, r, tensor_scale or 1.0)
 
 
-def _static(function: Function, asked: BlockFormat, scale: float) -> CastReport:
+def _static(function: Function, asked: BlockFormat, scale: float, *, is_narrow: bool) -> CastReport:
     """Return the judgment of a quantizer whose one scale is given, as a calibrated one of INT8.
 
     Integers k that it returns count as k times the scale.
@@ -150,11 +152,13 @@ def _static(function: Function, asked: BlockFormat, scale: float) -> CastReport:
         return np.asarray(found).astype(np.float32) * np.float32(scale)
 
     r = replace(element, overflow=Overflow.SATURATE)
-    found, [example] = examine_elements(multiplied, r, scale * unit), returned
+    found = examine_elements(multiplied, r, scale * unit, is_narrow=is_narrow)
+    [example] = returned
     if found.otherwise is not None:
         own = repr(float(found.otherwise.value) / unit)
         found = replace(found, otherwise=replace(found.otherwise, value=own))
-    return replace(found, returned=in_words(example, element.format))
+    title = f"{element.format.name}[{Scope.TENSOR}] with the scale {scale:.9g}"
+    return replace(found, title=title, returned=in_words(example, element.format))
 
 
 def _check_front(front: Hadamard, asked: str | Rounding | BlockFormat, scope: Scope | None) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from roundscope.emu.api import round_to, ulp_of
 from roundscope.emu.backends.ops import Array
+from roundscope.emu.blocks.format import INTEGERS
 from roundscope.emu.explanation.encoding import code_of
 from roundscope.emu.formats.codes import decode
 from roundscope.emu.formats.format import Format
@@ -44,6 +45,7 @@ F32 = np.float32
 WHOLE = 16  # bits of a format up to which every code is a probe
 SAMPLED = 1 << 15  # codes of a wider format
 RANDOM = 1 << 16  # random numbers
+SLACK = 2.0**-21  # of a quotient that was divided in float32
 LARGEST32 = float(np.finfo(F32).max)
 
 
@@ -137,7 +139,8 @@ def classes_of(q: Numbers, r: Rounding) -> dict[str, np.ndarray]:
     low, high = bracket(q, f)
     middle = (low + high) / 2
     exact, over = finite & (low == q), finite & (a > f.max_finite)
-    small = finite & ~exact & (a < f.min_normal)
+    has_subnormals = f not in INTEGERS.values()  # integers are equally spaced
+    small = finite & ~exact & (a < f.min_normal) & has_subnormals
     rest = finite & ~exact & ~over & ~small
     tie = rest & (q == middle)
     beside = rest & ~tie & (np.abs(q - middle) <= BESIDE * a)
@@ -320,11 +323,14 @@ SPECIALS = {
 }
 
 
-def examine_elements(function: Function, asked: Rounding, scale: float = 1.0) -> CastReport:
+def examine_elements(
+    function: Function, asked: Rounding, scale: float = 1.0, *, is_narrow: bool = False
+) -> CastReport:
     """Return the judgment of a cast that is meant to round every number as `asked`.
 
     scale: the number that the function divides by before it rounds, and by which float32 numbers
         that it returns were multiplied again
+    is_narrow: whether quotients are meant to be rounded to float32 before they are to elements
     """
     f, x = asked.format, finite_probes(asked.format)
     if scale != 1.0:
@@ -332,8 +338,9 @@ def examine_elements(function: Function, asked: Rounding, scale: float = 1.0) ->
         x = x[np.isfinite(x)]
     raw = call(function, x)
     got, wide = unscaled(raw, scale, f, x.shape), x.astype(np.float64) / scale
+    wide = wide.astype(F32).astype(np.float64) if is_narrow else wide
     rows: Sequence[Row] = [
-        *class_rows(wide, got, asked),
+        *class_rows(wide, got, asked, scale, x.astype(np.float64)),
         zero_row(wide, got, asked, asked.format.negative_zero),
         *(_special_row(function, name, asked, scale) for name in SPECIALS),
         bias_row(wide[:RANDOM], got[:RANDOM], asked),
@@ -382,10 +389,11 @@ def another_scale(x: Numbers, elements: Numbers, asked: Rounding) -> Otherwise |
     low = float((np.abs(x[kept]) / (e + half)).max())
     with np.errstate(divide="ignore"):
         high = float(np.where(e > half, np.abs(x[kept]) / (e - half), np.inf).min())
+    low, high = low * (1 - SLACK), high * (1 + SLACK)
     if not 0 < low <= high < np.inf:
         return None
     scale = _shortest(low, high)
-    agree = int(is_allowed(elements, x / scale, asked)[0].sum())
+    agree = int(is_allowed(elements, x / float(F32(scale)), asked)[0].sum())
     if 2 * agree < x.size:
         return None
     return Otherwise("tensor_scale", repr(scale), agree, x.size)

@@ -183,12 +183,13 @@ class CastReport:
             return f"{differ}; {_fails(rows)}."
         best, none = self.behaviors[0], f"No known {self.known} explains"
         if self.otherwise is not None:
-            return f"{differ}, and {self.otherwise}."
+            return f"{differ}, and {self.otherwise}{self._special}."
         if not self.has_nearest:
-            return f"{none} even half of the {self.noun}: {differ}{self.factor}."
+            return f"{none} even half of the {self.noun}: {differ}{self.factor}{self._special}."
         return (
             f"{none} all {self.noun}: {differ}; the nearest, {best.name},"
-            f" explains {best.agree:,}, and {best.of - best.agree:,} remain{self.remaining}."
+            f" explains {best.agree:,}, and {best.of - best.agree:,} remain{self.remaining}"
+            f"{self._special}."
         )
 
     @property

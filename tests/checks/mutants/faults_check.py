@@ -33,9 +33,9 @@ FAULTS = (
         kind="verdict",
         imitates="The second kind of calls is asked about no edges with extreme scores.",
         file="tools/check/run.py",
-        old="            dtype=asked.dtype,\n        ):\n",
-        new="            dtype=asked.dtype,\n"
-        "            names=('one token',) if is_further else None,\n        ):\n",
+        old="            is_causal=is_causal,\n            margins=MARGINS,\n",
+        new="            is_causal=is_causal,\n            margins=MARGINS,\n"
+        "            names=('one token',) if is_further else None,\n",
         tests=CHECK,
     ),
     Fault(

@@ -60,6 +60,22 @@ def test_the_scale_of_one_tensor_is_found() -> None:
     assert found.returned == "codes (int8)"
 
 
+def test_a_scale_counts_in_binary32_and_quotients_may_too() -> None:
+    """0.02 is no number of float32, and NumPy and PyTorch divide float32 arrays in float32."""
+
+    def divided(x: np.ndarray) -> np.ndarray:
+        return np.rint(np.clip(x / np.float32(0.02), -127, 127)).astype(np.int8)
+
+    found = examine_cast(divided, "int8[tensor]", tensor_scale=0.02)
+    assert found.instead == f"{found.name} divided in float32"
+    again = _again(CheckCastOptions(function="m:f", format="int8[tensor]"), found)
+    assert again is not None and again[1].endswith("--divided float32")
+    right = examine_cast(divided, "int8[tensor]", tensor_scale=0.02, divided="float32")
+    assert right.passed and right.title == "int8[tensor] with the scale 0.0199999996"
+    other = examine_cast(divided, "int8[tensor]", tensor_scale=0.03)
+    check(other, "int8[tensor]", "tensor_scale", "0.02", "the scale 0.02 explains")
+
+
 def test_what_is_right_is_told_nothing_else() -> None:
     found = examine_cast(of_one_scale, "int8[tensor]", tensor_scale=2.0**-6)
     assert found.passed or found.failed[0].name == "NaN"
