@@ -115,7 +115,7 @@ def test_without_emulation_there_is_nothing_to_change():
         ("head=2-1 -> fp32", ["2-1"]),
         ("head=x -> fp32", ["'x'"]),
         ("head=1 head=2 -> fp32", ["once"]),
-        ("site=OO -> fp32", ["OO", "Known"]),
+        ("site=OO -> fp32", ["OO", "did you mean 'O'"]),
         ("site=O -> fp23", ["fp23", "did you mean 'fp32'"]),
         ("site=O -> bf16:up", ["up", "Known"]),
         ("site=O -> plan=fp32", ["leave site= out"]),
