@@ -244,8 +244,9 @@ class _Declared:
         def is_fixed() -> bool:
             """Return whether the scale stays where as many zeros are put behind the features."""
             with torch.no_grad():
-                wide = own(*(torch.nn.functional.pad(x, (0, x.shape[-1])) for x in (q, k, v)))
-                return _error(wide[..., : v.shape[-1]], own(q, k, v)) < self._limit(q)
+                plain = [x.detach() for x in (q, k, v)]
+                wide = own(*(torch.nn.functional.pad(x, (0, x.shape[-1])) for x in plain))
+                return _error(wide[..., : v.shape[-1]], own(*plain)) < self._limit(q)
 
         return Call(
             layer=layer,
@@ -267,7 +268,8 @@ class _Declared:
     def _check(self, call: Call) -> None:
         """Raise ValueError unless the function's output is the attention that it is said to be."""
         with torch.no_grad():
-            own = call.run(call.q, call.k, call.v)
+            # without gradients, which flex_attention refuses on a CPU
+            own = call.run(call.q.detach(), call.k.detach(), call.v.detach())
             error = _error(own, _textbook(call, call.is_causal, call.scale))
             if error < self._limit(call.q):
                 return

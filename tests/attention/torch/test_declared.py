@@ -422,3 +422,28 @@ def test_t5_in_eager_keeps_its_bits_and_its_bias(tmp_path):
     assert (found[name] - gradients[name]).abs().max() < 1e-6 * gradients[name].abs().max()
     with correct(model), pytest.raises(ValueError, match="freeze the bias"):
         table_step(model)
+
+
+def test_a_function_without_a_backward_on_this_device_has_that_of_the_plan() -> None:
+    """As flex_attention on a CPU, which raises an error where an input asks for a gradient."""
+
+    @attention_function(scale=H**-0.5)
+    def forward_alone(q, k, v):
+        if any(x.requires_grad for x in (q, k, v)):
+            raise NotImplementedError
+        return scores(q, k, H**-0.5).softmax(-1) @ v
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attend = forward_alone
+
+        def forward(self, x):
+            return self.attend(x, x, x)
+
+    model, x = Layer(), X.clone().requires_grad_()
+    with use(model, "exact"):
+        model(x).sum().backward()
+    expected = X.clone().requires_grad_()
+    full(expected, expected, expected).sum().backward()
+    assert torch.allclose(x.grad, expected.grad, rtol=1e-12)

@@ -33,8 +33,8 @@ FAULTS = (
         kind="verdict",
         imitates="The second kind of calls is asked about no edges with extreme scores.",
         file="tools/check/run.py",
-        old="            names=names,\n",
-        new="            names=('one token',) if is_further else names,\n",
+        old="            names=names,\n            explains=",
+        new="            names=('one token',) if is_further else names,\n            explains=",
         tests=CHECK,
     ),
     Fault(
