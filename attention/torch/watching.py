@@ -321,8 +321,8 @@ class Watch(Removable):
         if is_lost and not self._is_told:
             self._is_told = True
             warnings.warn(
-                f"watch: numbers() was not called after the backward of step {step}, before the"
-                " next look: its look is lost, and not in the log; call numbers() once in every step",
+                f"watch: numbers() was not called after the backward of step {step}, before"
+                " the next look: it is lost, and not in the log; call numbers() once in each step",
                 stacklevel=2,
             )
 
