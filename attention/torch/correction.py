@@ -93,9 +93,9 @@ def check_sinks(layers: Mapping[Layer, nn.Module], why: str) -> None:
     for layer, module in layers.items():
         if implementation_of(module) and isinstance(getattr(module, "sinks", None), Tensor):
             raise _refused(layer, "sinks", why)
-        reads = inspect.unwrap(type(module).forward).__code__.co_names
-        is_capped = SOFTCAP in reads and getattr(module, SOFTCAP, None) is not None
-        if implementation_of(module) and is_capped:
+        forward: Any = inspect.unwrap(type(module).forward)
+        is_capped = implementation_of(module) and getattr(module, SOFTCAP, None) is not None
+        if is_capped and SOFTCAP in forward.__code__.co_names:
             raise _refused(layer, "softcap", why)
 
 
