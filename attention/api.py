@@ -146,8 +146,8 @@ def attend(
             array of floats. Types narrower than float32 are converted exactly.
         k: Keys (B, S, G, H), where G divides N: heads of q share heads of k in groups, in order.
         v: Values (B, S, G, Hv).
-        plan: A `Plan`, or the name of a preset, such as "fa2-bf16". There is no default: without
-            one a TypeError says what to give. Under JAX it can also be
+        plan: A `Plan`, or the name of a preset, such as "fa2-bf16". It must be given: the default
+            None raises a TypeError that says what to give. Under JAX it can also be
             `roundscope.head_plans([...])`, which has one plan for each head as data. "pallas" is
             compiled for these plans and runs heads with equal plans together; there they may not
             be an argument of a jitted function.

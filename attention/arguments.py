@@ -19,7 +19,7 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.attention.recording import Record
 from roundscope.attention.sites import BACKWARD
 from roundscope.emu.arrays import is_of_jax, is_traced
-from roundscope.emu.errors import unknown
+from roundscope.emu.errors import Problem, unknown
 from roundscope.emu.numbers import as_float, check_array, is_known_number, is_known_whole
 from roundscope.emu.shown import shown
 from roundscope.emu.told import warn_outside
@@ -50,7 +50,15 @@ def check_shapes(q: Any, k: Any, v: Any) -> None:
     if q.shape[2] % k.shape[2]:
         raise ValueError(
             f"q: {q.shape[2]} heads, must be a multiple of the {k.shape[2]} heads of k"
+            + layout_hint(q.shape[2], k.shape[2], k.shape[1], "(B, G, S, H)", "swapaxes(1, 2)")
         )
+
+
+def layout_hint(heads: int, key_heads: int, keys: int, layout: str, turn: str) -> str:
+    """Return that k and v may be in another layout, if their heads would fit there; else ""."""
+    if heads % keys or key_heads <= heads:
+        return ""
+    return f"; if k and v are {layout}, give k.{turn} and v.{turn}"
 
 
 def tell_of_tensors(q: Any, k: Any) -> None:
@@ -107,7 +115,7 @@ def check_like_output(name: str, x: Any, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{name}: shape {tuple(x.shape)}, must be that of the output, {shape}")
 
 
-def plan_given(plan: Any) -> Plan:
+def plan_given(plan: Any, name: str = "plan") -> Plan:
     """Return a plan, given as such, as the name of a preset, or as "fa2-bf16; OD=fp32".
 
     Raise TypeError for other types.
@@ -115,7 +123,12 @@ def plan_given(plan: Any) -> Plan:
     if isinstance(plan, str):
         from roundscope.attention.grammar.text import plan_of  # which reads Plan
 
-        return plan_of(plan) if ";" in plan else Plan.preset(plan)
+        try:
+            return plan_of(plan) if ";" in plan else Plan.preset(plan)
+        except ValueError as error:
+            if not str(error).startswith("unknown preset"):
+                raise
+            raise Problem(name, None, str(error)) from None
     if not isinstance(plan, Plan):
         raise TypeError(
             f"plan={shown(plan)}: give a Plan or a preset's name, such as 'fa2' (FlashAttention-2"
@@ -125,10 +138,10 @@ def plan_given(plan: Any) -> Plan:
     return plan
 
 
-def plans_given(plan: Any) -> list[Plan]:
+def plans_given(plan: Any, name: str = "plan") -> list[Plan]:
     """Return the plans of the batch entries, or a list of the one plan of all entries."""
     many = isinstance(plan, Sequence) and not isinstance(plan, str) and len(plan) > 0
-    return [plan_given(p) for p in plan] if many else [plan_given(plan)]
+    return [plan_given(p, name) for p in plan] if many else [plan_given(plan, name)]
 
 
 def served_given(

@@ -102,7 +102,11 @@ def _meant(like: str, names: Sequence[str]) -> list[str]:
         return found
     if len(like) > 2 and (parts := [n for n in names if like in n.lower()]):
         return sorted(parts, key=lambda n: not n.lower().startswith(like))[:MANY]
-    near = difflib.get_close_matches(like, [n.lower() for n in names], n=1, cutoff=0.5)
+    if turned := [
+        n for n in names if sorted(n.lower()) == sorted(like)
+    ]:  # letters in another order
+        return turned[:1]
+    near = difflib.get_close_matches(like, [n.lower() for n in names], n=1, cutoff=0.6)
     return [n for n in names if near and n.lower() == near[0]][:1]
 
 

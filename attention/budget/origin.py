@@ -108,7 +108,7 @@ PV.sum=ascending PV=fp32 O=fp32 AO=fp32 avoid it.
     heads = np.shape(q)[2]
     (given,) = plans_given(plan)
     plan = served_given(given, *served, heads, bias)
-    (given,) = plans_given(against)
+    (given,) = plans_given(against, "against")
     is_exact = given.name == "exact"
     exact = exact_of(plan) if is_exact else served_given(given, *served, heads, bias)
     q, k, v = (np.asarray(x) for x in (q, k, v))

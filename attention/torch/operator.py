@@ -22,6 +22,7 @@ from roundscope.attention.arguments import (
     causal_given,
     check_scores_shape,
     engine_given,
+    layout_hint,
     plan_given,
     scale_given,
     served_given,
@@ -225,6 +226,7 @@ def _check_tensors(
     if q.shape[1] % k.shape[1]:
         raise ValueError(
             f"q: {q.shape[1]} heads, must be a multiple of the {k.shape[1]} heads of k"
+            + layout_hint(q.shape[1], k.shape[1], k.shape[2], "(B, S, G, H)", "transpose(1, 2)")
         )
     if sinks is not None and tuple(sinks.shape) != (q.shape[1],):
         raise ValueError(

@@ -126,6 +126,13 @@ CALLS = [
     ("batch", call(q=Q[:1]), ValueError, ("k: shape", "agree with q", "batch")),
     ("keys", call(v=V[:, :5]), ValueError, ("v: shape (2, 5, 2, 16)", "agree with k")),
     ("heads", call(q=Q[:, :, :3]), ValueError, ("q: 3 heads", "multiple of the 2")),
+    (
+        "layout of k",
+        call(k=K.swapaxes(1, 2), v=V.swapaxes(1, 2)),
+        ValueError,
+        ("if k and v are (B, G, S, H), give k.swapaxes(1, 2) and v.swapaxes(1, 2)",),
+    ),
+    ("name of a plan", call(plan="fa-2"), ValueError, ("plan: unknown preset 'fa-2'", "'fa2'")),
     ("do-shape", look(do=DO[:, :4]), ValueError, ("do: shape (2, 4, 4, 16)", "that of the output")),
     ("do-type", look(do=DO.astype(int)), TypeError, ("do: dtype int64", "astype")),
     # mask, window, softcap, sinks

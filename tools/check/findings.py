@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from roundscope.attention.testing.cases import Answer, Case
 from roundscope.attention.testing.comparison import Comparison, Finding, State
-from roundscope.attention.testing.edges import RULED
+from roundscope.attention.testing.edges import NAN, RULED
 from roundscope.attention.testing.errors import Margins
 from roundscope.tools.check.options import CheckOptions
 from roundscope.tools.identify.identify import Identified, Kind
@@ -90,7 +90,9 @@ class Findings:
                 said += f" {first_case.name}: {first_case.sentence}"
             return said
         first = [test for test in tests if test in OF]
-        after = [test for test in tests if test not in first and test != "explanation"]
+        own = self._own_edges()
+        failed = {c.test for c in self.failed if _edge(c) not in own}
+        after = [t for t in tests if t not in first and t != "explanation" and t in failed]
         said = f"{begin}{self.cause}."
         if first:
             reasons = "; ".join(words[test] for test in first)
@@ -100,7 +102,12 @@ class Findings:
         elif after:
             reasons = "; ".join(words[test] for test in after)
             said += f" {reasons[:1].upper()}{reasons[1:]}."
-        return said
+        return f"{said} It also fails {listed(own)}, which that does not explain." if own else said
+
+    def _own_edges(self) -> list[str]:
+        """The failed edges that the cause does not explain: no mistake elsewhere hides a NaN."""
+        apart = (NAN,) if self.suspect else RULED
+        return list(dict.fromkeys(_edge(c) for c in self.failed if _edge(c) in apart))
 
     @property
     def suspect(self) -> str:
@@ -131,7 +138,7 @@ class Findings:
         if self.suspect:
             return self.suspect
         if self.explained is not None:
-            return self.explained.cause
+            return self.explained.cause_beside(self.asked.reference().plan)
         return "" if self.compared is None else self.compared.other
 
     @property
@@ -188,6 +195,11 @@ class Findings:
         if noted:
             parts.append(f"with a note at {len(noted)}: {', '.join(noted)}")
         return ": " + ", and ".join(parts) if parts else ""
+
+
+def _edge(case: Case) -> str:
+    """Return the name of an edge, the same in causal and in full calls; "" for other tests."""
+    return case.name.removesuffix(", full") if case.test == "edges" else ""
 
 
 def of_comparison(compared: Comparison, test: str, seconds: float) -> Iterator[Case]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from roundscope.tools.errors import UsageError, bad
+from roundscope.tools.errors import UsageError, bad, why
 from roundscope.tools.options import (
     CallOptions,
     Json,
@@ -217,9 +217,9 @@ def checked(asked: CheckOptions) -> None:
     try:
         asked.reference()
     except ValueError as error:
-        if asked.claims is None or not str(error).startswith("unknown preset"):
+        if asked.claims is None or not why(error).startswith("unknown preset"):
             raise
-        raise UsageError(f"--claims {quote(asked.claims)}: {error}") from None
+        raise UsageError(f"--claims {quote(asked.claims)}: {why(error)}") from None
 
 
 def command_of(asked: CheckOptions, only: tuple[str, ...] | None = None) -> str:

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from roundscope.attention import Plan
+from roundscope.attention import Plan, Site
 from roundscope.attention.engines.fused import from_scores
 from roundscope.attention.grammar.differences import count_of_differences, differences
 from roundscope.attention.plans.twins import TWINS
@@ -152,6 +152,13 @@ class Identified:
 
         Of a plan that gives them it has the changes first, since they are what a reader may know.
         """
+        return self.cause_beside(None)
+
+    def cause_beside(self, claimed: Plan | None) -> str:
+        """Return the cause; of several changes, roundings that the claimed plan lacks come first.
+
+        claimed: the plan that the kernel claims; None if it claims none
+        """
         if self.kind is Kind.MEANING:
             return f"it is explained if {self.meant.words or self.meant.nearest[0]}"
         if self.kind not in (Kind.SAME, Kind.NEAR):
@@ -164,8 +171,16 @@ class Identified:
             return f"its numbers are those of {self.plan}{but}"
         if not self.words:
             return f"its numbers are those of {self.plan}{but}"
-        changes = " ".join(self.words)
-        return f"{changes} explains it ({self.base} with that gives its numbers{but})"
+        first = self._leading(claimed)
+        rest = [word for word in self.words if word not in first]
+        given = listed(["that", *rest])
+        return f"{' '.join(first)} explains it ({self.base} with {given} gives its numbers{but})"
+
+    def _leading(self, claimed: Plan | None) -> list[str]:
+        """Return the changes to name first: roundings, those that the claimed plan lacks before."""
+        roundings = [word for word in self.words if word.partition("=")[0] in {*map(str, Site)}]
+        own = [] if claimed is None else differences(self.best.plan, claimed)
+        return [word for word in roundings if word in own] or roundings or self.words
 
 
 def identify(
@@ -349,6 +364,8 @@ def _verdict(
     elif kind is Kind.NEAR and parts["out"].near.equal == 1.0:
         sentence = f"In key head {head} these are the numbers of {plan}, but not in all heads:"
         sentence += f" {out.words()}."
+        if out.equal >= NEAR and not out.gathered:
+            sentence += " The formats are found; what differs may be another order of additions."
     elif kind is Kind.NEAR:
         missing = ""
         if out.gathered and out.gathered.factor:
@@ -453,6 +470,11 @@ def _of_other_heads(meant: Meant, every: Whole, head: int, budget: int, tell: To
     alone = identify(
         part, Outputs(out=kept.out), tell, min(budget // 2, LEAST) if few else budget // 2
     )
+    own = sum(
+        count for (e, n), count in heads.items() if (e, n // group) == (entry, other // group)
+    )
+    if alone.kind is not Kind.MEANING and alone.whole.counts["out"].differ > own:
+        return []  # the plan in hand gives more of that head
     return [f"batch entry {entry}, head {other}, searched for alone: {alone.verdict}"]
 
 

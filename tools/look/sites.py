@@ -35,7 +35,7 @@ def _of_plan(name: str, about: list[dict[str, Any]]) -> list[dict[str, Any]]:
     try:
         plan = plan_given(name)
     except ValueError as error:
-        raise bad("--plan", name, str(error)) from None
+        raise bad("--plan", name, str(error).removeprefix("plan: ")) from None
     found = []
     for record in about:
         site = site_named(record["name"])

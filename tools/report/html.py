@@ -45,8 +45,9 @@ def _template() -> Template:
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined
     )
     environment.filters["svg"] = lambda figure, title: Markup(pictures.svg(figure, title))
-    environment.filters["wide"] = _wide
+    environment.filters["kinds"] = _kinds
     environment.filters["number"] = id
+    environment.filters["heading"] = lambda i, heads: heads[i].replace("\n", " ")
     environment.filters["numeric"] = _numeric
     environment.filters["flowing"] = flowing
     environment.filters["unbroken"] = unbroken
@@ -96,7 +97,15 @@ def _numeric(table: Table) -> str:
     return "".join(found)
 
 
-def _wide(table: Table) -> list[bool]:
-    """Return which columns have long cells; these may break, so that no column is cut off."""
+def _kinds(table: Table) -> list[Markup]:
+    """Return the class of each column's cells, as the attribute of a tag.
+
+    Long cells may break, so that no column is cut off; a narrow screen leaves optional ones out.
+    """
     columns = zip(*table.rows, strict=True) if table.rows else [()] * len(table.heads)
-    return [any(len(text_of(cell)) > LONG for cell in column) for column in columns]
+    found = []
+    for number, column in enumerate(columns):
+        is_long = any(len(text_of(cell)) > LONG for cell in column)
+        names = ["text"] * is_long + ["more"] * (number in table.optional)
+        found.append(Markup(("", " class={}", " class='{}'")[len(names)].format(" ".join(names))))
+    return found

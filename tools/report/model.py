@@ -94,7 +94,8 @@ class Table:
 class Picture:
     """A picture under its title, with a caption; figure: matplotlib's, or None for words alone.
 
-    narrow: the same for a narrow screen, its panels below each other; None where one serves both.
+    narrow: the same for a narrow screen, its panels below each other, or a function that draws it;
+    None where one serves both.
     """
 
     kind: ClassVar = "picture"

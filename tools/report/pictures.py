@@ -7,7 +7,7 @@ readers.
 import hashlib
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from html import escape
@@ -42,13 +42,28 @@ HOVER = "hover:"  # begins the gid of an artist that has a text for the pointer
 
 
 def canvas(
-    height: float, rows: int = 1, columns: int = 1, *, width: float = WIDTH, **more: Any
+    height: float,
+    rows: int = 1,
+    columns: int = 1,
+    *,
+    width: float = WIDTH,
+    narrow: bool = False,
+    **more: Any,
 ) -> tuple[Figure, Any]:
-    """Return a figure of the page's width, and its axes as an array (rows, columns)."""
+    """Return a figure of the page's width, and its axes as an array (rows, columns).
+
+    narrow: whether it is of a telephone's width, each panel below the one before it.
+    """
+    stacked = (rows * columns, 1) if narrow else (rows, columns)
+    if narrow:
+        width, height = NARROW, height * columns
+        more.pop("width_ratios", None)
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     figure.get_layout_engine().set(w_pad=0.08)  # type: ignore[union-attr, call-arg]
-    axes = figure.subplots(rows, columns, squeeze=False, **more)
+    axes = figure.subplots(*stacked, squeeze=False, **more).reshape(rows, columns)
     for ax in axes.flat:
+        if narrow and columns > 1:  # each panel has its own numbers
+            ax.tick_params(labelbottom=True)
         ax.spines[["top", "right"]].set_visible(False)
         ax.tick_params(labelsize=9, colors=INK)
         ax.tick_params(which="minor", labelsize=8, colors=INK)
@@ -120,16 +135,17 @@ def png(figure: Figure, dpi: int = DPI, software: str | None = None) -> bytes:
     return out.getvalue()
 
 
-def svg(figure: Figure, label: str) -> str:
+def svg(figure: Figure | Callable[[], Figure], label: str) -> str:
     """Return the figure as an <svg> element for a page, cropped to its content.
 
     The same figure gives the same text. Its background is transparent, its letters are text, and
     its ids are its own, so that many figures fit on one page. Artists of many marks are pixels.
 
     Args:
-        figure: The figure.
+        figure: The figure, or a function that draws it.
         label: What it shows, for readers who cannot see it.
     """
+    figure = figure if isinstance(figure, Figure) else figure()
     for artist in _dense(figure):
         artist.set_rasterized(True)
     for ax in figure.axes:  # white is the paper, which is dark on a dark page

@@ -56,7 +56,7 @@ def run(options: SweepOptions) -> int:
             else:
                 by_key[cell.key] = cell
         if refused:
-            raise UsageError(_refusal(refused, points))
+            raise UsageError(f"{_refusal(refused, points)}{_pasted(options, refused[0])}")
         cells = without_repeats(by_key.values())
         same = len(by_key) - len(cells)
         if options.dry_run:
@@ -83,6 +83,17 @@ def _refusal(refused: list[str], points: int) -> str:
         f"{len(refused)} of {many(points, 'cell')} cannot run, so nothing was computed. {first}"
         f" {refused[0]}"
     )
+
+
+def _pasted(options: SweepOptions, said: str) -> str:
+    """Return the command with the preset that a refusal names; "" if it names none."""
+    _, found, preset = said.rpartition("; preset=fa2 is the default, and preset=")
+    if not found or any(word.endswith(".toml") for word in options.axes):
+        return ""
+    words = [f"preset={preset.split()[0]}", *options.axes]
+    words += [word for each in options.zips for word in ("--zip", each)]
+    words += ["--backward"] if options.backward else []
+    return f": roundscope sweep {shlex.join(words)}"
 
 
 def _announce(options: SweepOptions, points: int, cells: list[Cell], same: int) -> None:

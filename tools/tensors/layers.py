@@ -604,14 +604,15 @@ def _mask_and_bias(
 
 def _of_scores(name: str, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Return an array with four axes. Raises UsageError unless it broadcasts to (B, N, T, S)."""
-    x = x.reshape((1,) * (4 - x.ndim) + x.shape)
+    given = x.shape
+    x = x.reshape((1,) * (4 - x.ndim) + given)
     try:
         fits = np.broadcast_shapes(x.shape, shape) == shape
     except ValueError:
         fits = False
     if not fits:
         repair = f"must broadcast to (batch, heads, queries, keys) = {shape}"
-        raise bad(f"tensor {name}", x.shape, repair)
+        raise bad(f"tensor {name}", given, repair)
     return np.ascontiguousarray(np.broadcast_to(x, (*x.shape[:2], *shape[2:])))
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 FINITE = "What follows is said of finite numbers alone; the others have no errors in ulps."
 FEWEST = 4  # key heads, of which fewer have no scatter that tells a gain from chance
+HINT = 3.0  # |z| from which a result may be too long or too short, though its limit is higher
+HIGH = 5.0  # limit beyond which it is so high because heads are few
 MOST = 4  # events that the sentence names
 LOST = 0.01  # share of the numbers of an event that become 0 beyond which it is said
 CUT = 0.001  # share of those beyond the format's largest number beyond which it explains a bias
@@ -42,19 +44,21 @@ def _bias(s: "Summary") -> str:
     events = _of_events(s)
     if few_heads(s) and not s.biased_results:
         return f"{events[0].upper()}{events[1:]}. {_untold(s)}"
+    more = _hinted(s)
     if s.biased_results:
         agree = "and" if s.biased_events else "though"
-        return f"Biased: {of}, {agree} {events}."
+        return f"Biased: {of}, {agree} {events}.{more and f' {more}'}"
+    more = more and f"{more} "
     if not of:
-        return f"{events[0].upper()}{events[1:]}."
-    return f"{of[0].upper()}{of[1:]}, {'though' if s.biased_events else 'and'} {events}."
+        return f"{more}{events[0].upper()}{events[1:]}."
+    return f"{more}{of[0].upper()}{of[1:]}, {'though' if s.biased_events else 'and'} {events}."
 
 
 def _of_results(s: "Summary") -> str:
     """Return the part of the sentence on results; "" where their heads have no scatter."""
     if s.biased_results:
         return f"{listed([too(r) for r in s.biased_results])}; {_cause(s)}"
-    tested = _tested(s)
+    tested = [r for r in _tested(s) if r not in hints(s)]
     if not tested:
         return ""
     names = listed([r.name for r in tested])
@@ -67,6 +71,38 @@ def _tested(s: "Summary") -> list[Result]:
     """Return the results whose lengths are tested; [] where their heads have no scatter."""
     tested = [r for r in s.results if r.gain is not None and r.is_known]
     return tested if any(r.gain is not None and r.gain.se > 0.0 for r in tested) else []
+
+
+def hints(s: "Summary") -> list[Result]:
+    """Return the results far from chance, below a limit that is high since key heads are few."""
+    return [
+        r
+        for r in _tested(s)
+        if r.gain is not None
+        and not r.is_biased
+        and r.gain.limit > HIGH
+        and abs(score(r.gain)) > HINT
+        and not few_heads(s)
+    ]
+
+
+def _hinted(s: "Summary") -> str:
+    """Return that key heads are too few to show what some results hint at; "" if none does."""
+    found = hints(s)
+    if not found or found[0].gain is None:
+        return ""
+    gains = [(r.name, r.gain) for r in found if r.gain is not None]
+    named = listed(
+        [
+            f"{name} ({100 * g.mean:+.2g} ± {100 * g.se:.1g} %, {z_words(score(g))})"
+            for name, g in gains
+        ]
+    )
+    are, g = "is" if len(found) == 1 else "are", found[0].gain
+    return (
+        f"{g.heads} key heads cannot show whether {named} {are} too long or too short: of so few"
+        f" chance alone gives a z of up to {g.limit:.1f}; trace more batch entries or heads."
+    )
 
 
 def few_heads(s: "Summary") -> int:

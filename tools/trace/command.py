@@ -124,7 +124,7 @@ def _drawn(summaries: list[Summary], names: list[str], folder: Path) -> None:
 
     pictured = least_exact(summaries)
     for s, layer in zip(summaries, names, strict=True):
-        for title, picture, _ in shown(s) if s.layer.name in pictured else ():
+        for title, picture, *_ in shown(s) if s.layer.name in pictured else ():
             if picture is not None:
                 name = f"{layer}-{title.lower().replace(' ', '-')}.png"
                 write_whole(folder / name, png(picture))

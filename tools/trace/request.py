@@ -110,7 +110,7 @@ def _preset(argument: str, name: str) -> Plan:
     try:
         return plan_given(name)
     except ValueError as error:
-        raise UsageError(f"{argument} '{name}': {error}") from None
+        raise UsageError(f"{argument} '{name}': {str(error).removeprefix('plan: ')}") from None
 
 
 def changed(plan: Plan, text: str, seed: int = 0) -> Plan:

@@ -1,7 +1,7 @@
 """Where a trace says that nothing is wrong, so that nobody repairs what is as good as it can be."""
 
 from roundscope.tools.report.wording import factor, listed
-from roundscope.tools.trace.biased import few_heads
+from roundscope.tools.trace.biased import few_heads, hints
 from roundscope.tools.trace.results import EVENT, unchanged
 from roundscope.tools.trace.summary import Summary
 
@@ -18,6 +18,7 @@ def stop(s: Summary) -> str:
         or s.strange
         or s.biased_results
         or s.biased_events
+        or hints(s)
         or s.request.inject
         or (s.drift is not None and (s.drift.leans or s.drift.lost))
     )

@@ -33,9 +33,8 @@ FAULTS = (
         kind="verdict",
         imitates="The second kind of calls is asked about no edges with extreme scores.",
         file="tools/check/run.py",
-        old="            is_causal=is_causal,\n            margins=MARGINS,\n",
-        new="            is_causal=is_causal,\n            margins=MARGINS,\n"
-        "            names=('one token',) if is_further else None,\n",
+        old="            names=names,\n            explains=",
+        new="            names=('one token',) if is_further else names,\n            explains=",
         tests=CHECK,
     ),
     Fault(

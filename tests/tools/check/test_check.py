@@ -80,7 +80,8 @@ def test_no_rounding_explains_a_wrong_mask(check):
     assert code == 1 and data["sentence"].startswith(f"{first} causal mask that hides")
     [bits] = [c for c in data["cases"] if c["test"] == "explanation"]
     assert bits["sentence"].startswith("On the shipped tensors (12 heads of 32 features, 256")
-    assert "ended the draws" in data["notes"][-1]  # nothing is learned by the other inputs
+    assert "ended the draws" in data["notes"][-2]  # nothing is learned by the other inputs
+    assert "only these edges" in data["notes"][-1] and len(answers(data, "edges")) == 6
     assert answers(data, "explanation") == {"the arithmetic of its bits": "fail"}
     assert "fail" in answers(data, "envelope").values()
 
@@ -167,14 +168,15 @@ def test_a_file_of_few_heads_says_that_means_tell_nothing(roundscope, tmp_path):
         ((f"{HERE}:good", "--block-q", "0"), "--block-q 0: give 1 or more"),
         ((f"{HERE}:good", "--seed", "-1"), "--seed -1: give 0 or more"),
         ((f"{HERE}:good", "--junit", "."), "is a folder"),
+        ((f"{HERE}:nsch",), "unknown function 'nsch'. Known: "),
         ((f"{HERE}:shrt",), "unknown function 'shrt'; did you mean 'short'? Known: short masked"),
         (
             (f"{HERE}:good", "--window", "24"),
-            "no window, so that --window 24 is for a file; add the",
+            "no window, so that it cannot be told --window 24; add the",
         ),
         (
             (f"{HERE}:windowed", "--mask", "none"),
-            "takes no mask, so that --mask none is for a file",
+            "takes no mask, so that it cannot be told --mask none",
         ),
         ((f"{HERE}:not_a_function",), "must be a function"),
         ((f"{HERE}:without_gpu",), "needs a GPU, and none is found here"),
@@ -324,6 +326,10 @@ def test_the_suspect_is_the_next_step():
     assert both.sentence.endswith(
         "It is less exact. It also fails edges, which may follow from that."
     )
+    nan = [replace(further[1], name=name) for name in ("NaN in a query", "NaN in a query, full")]
+    assert replace(found, cases=[further[0], *nan]).sentence.endswith(
+        f"{words}. It is less exact. It also fails NaN in a query, which that does not explain."
+    )
 
 
 def test_a_rounding_that_the_search_found_is_in_the_first_line():
@@ -337,6 +343,11 @@ def test_a_rounding_that_the_search_found_is_in_the_first_line():
     asked = CheckOptions(source="k:f", claims="fa2-bf16")
     said = Findings(name="f", about="calls", asked=asked, cases=[failed], search=found)
     assert "P=bf16:toward-zero explains it" in said.sentence.splitlines()[0]
+    more = ["log2_e=none", "P=bf16:toward-zero", "S.sum=ascending"]
+    many = replace(said, search=replace(found, words=more))
+    assert "P=bf16:toward-zero explains it (fa2-bf16 with that, log2_e=none and S.sum" in (
+        many.sentence
+    )
     why, command = report.next_step(said)
     assert why.startswith("Next: look for that") and "identify" not in command
     assert "--set P=bf16:toward-zero" in command

@@ -4,6 +4,7 @@ import re
 from contextlib import nullcontext
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,26 @@ def test_long_cells_break_and_short_ones_do_not():
     assert f"<td class=text>{long}" in html and "<td>9 of 12" in html
     assert re.search(r"td\.text\{[^}]*white-space:normal", CSS)
     assert re.search(r"@media print\{[^@]*td\{white-space:normal\}", CSS)
+
+
+def test_a_narrow_screen_leaves_optional_columns_out_and_says_which():
+    """The column that answers the question, out of sight behind one that need not be there."""
+    html = made(Table(["name", "largest\nof all", "z"], [["a", "3.0", "1.5"]], optional=(1,)))
+    assert "<th class=more>largest<br>of all<th>z" in html and "<td class=more>3.0<td>1.5" in html
+    assert "A wider screen shows more columns:\nlargest of all.</p>" in html
+    narrow = CSS.partition("(max-width:640px)")[2].partition("@media")[0]
+    assert ".more{display:none}" in narrow and ".fewer{display:block}" in narrow
+    assert "class='note fewer'" not in made(Table(["name"], [["a"]]))
+
+
+def test_panels_of_a_narrow_picture_stand_below_each_other():
+    """A second panel off the screen of a telephone, of which the caption speaks."""
+    figure, axes = canvas(2.0, 2, 3, narrow=True, sharex=True, width_ratios=[1, 2, 3])
+    figure.draw_without_rendering()
+    places = [ax.get_position() for ax in axes.flat]
+    assert axes.shape == (2, 3) and figure.get_figwidth() < 5.0
+    assert all(a.y0 > b.y1 and a.x0 == b.x0 for a, b in pairwise(places))
+    assert all(ax.xaxis.get_tick_params()["labelbottom"] for ax in axes.flat)
 
 
 def test_bars_of_one_artist_look_like_those_of_many():

@@ -284,7 +284,7 @@ def test_a_map_of_events_says_which_values_it_leaves_out(path):
     frame = frame_of(
         save(path, *[({"injection": x}, numbers(2.0**k)) for k, x in enumerate(doses)])
     )
-    [(_, _, caption)] = pictures._sites(frame, effects.shares(frame))
+    [(_, _, caption, _)] = pictures._sites(frame, effects.shares(frame))
     assert "5 of 13 values of injection are not shown" in caption
 
 

@@ -85,9 +85,9 @@ def test_layers_by_number(path):
 
 WRONG_TENSORS = [
     ("bias", np.zeros((T, S), bool), r"'bool': give floats, added to the scores"),
-    ("bias", np.zeros((T, S + 1), np.float32), r"\(1, 1, 5, 8\): must broadcast"),
+    ("bias", np.zeros((T, S + 1), np.float32), r"\(5, 8\): must broadcast"),
     ("mask", np.zeros((T, S), np.uint8), r"'uint8': give bool"),
-    ("mask", np.ones((T, S + 1), bool), r"\(1, 1, 5, 8\): must broadcast to .* = \(2, 4, 5, 7\)"),
+    ("mask", np.ones((T, S + 1), bool), r"\(5, 8\): must broadcast to .* = \(2, 4, 5, 7\)"),
     ("mask", np.ones((3, 1, T, S), bool), r"\(3, 1, 5, 7\): must broadcast"),
     ("sinks", np.zeros(G, np.float32), r"\(2,\): must be \(4,\), a logit for each query head"),
 ]

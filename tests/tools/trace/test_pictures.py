@@ -19,9 +19,9 @@ def injected():
 
 def test_errors_beyond_the_histogram_are_counted_in_its_caption(injected):
     """Errors off the scale that are left out without a note."""
-    captioned = {title: caption for title, _, caption in captions.pictures(injected)}
+    captioned = {title: caption for title, _, caption, _ in captions.pictures(injected)}
     assert "Beyond an ulp and not drawn: 51 % of P." in captioned["Signed errors"]
-    plain = {title: caption for title, _, caption in captions.pictures(summary())}
+    plain = {title: caption for title, _, caption, _ in captions.pictures(summary())}
     assert "not drawn" not in plain["Signed errors"]
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from roundscope.tools.report.terminal import show
 from roundscope.tools.tensors.layers import Layer
-from roundscope.tools.trace.analysis.consequences import gain
+from roundscope.tools.trace.analysis.consequences import Gain, gain
 from roundscope.tools.trace.report import words as trace_words
 from roundscope.tools.trace.report.report import of_layer
 from roundscope.tools.trace.run import observe
@@ -61,6 +62,18 @@ def test_an_unbiased_plan_has_no_biased_result():
     assert not plain.biased_results
     said = "None of out, dq, dk and dv is too long or too short by more than chance, and none of"
     assert verdict(plain).bias.startswith(said)
+
+
+def test_a_bias_that_few_heads_cannot_show_is_not_denied():
+    """ "None of out ... is too short by more than chance" of -0.91 ± 0.12 %, limit 9.5."""
+    plain = summary()
+    hint = Gain(mean=-0.0091, se=0.0012, limit=9.46, heads=4)  # Student's, 3 degrees of freedom
+    out = replace(plain.results[0], gain=hint)
+    said = verdict(replace(plain, results=[out, *plain.results[1:]])).bias
+    assert said.startswith(
+        "4 key heads cannot show whether out (-0.91 ± 0.1 %, z = -7.6) is too long or too short:"
+    )
+    assert "None of dq, dk and dv is" in said and "more batch entries or heads" in said
 
 
 def test_the_terminal_says_how_wrong_each_result_is(cut):

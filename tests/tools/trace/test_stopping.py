@@ -17,11 +17,12 @@ from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace.biased import bias
 from roundscope.tools.trace.repairs import to_promote
 from roundscope.tools.trace.report import plots
-from roundscope.tools.trace.report.report import of_layer, stepped
+from roundscope.tools.trace.report.report import _opening, of_layer, stepped
 from roundscope.tools.trace.results import CLOSE, EVENT, Result
 from roundscope.tools.trace.run import observe
 from roundscope.tools.trace.stopping import stop
 from roundscope.tools.trace.summary import summarise
+from roundscope.tools.trace.verdict import verdict
 from tests.tools.trace.inputs import asked
 
 LAST = ("OUT=bf16 DQ_OUT=bf16 DK_OUT=bf16 DV_OUT=bf16",)
@@ -46,6 +47,10 @@ def test_results_that_are_rounded_once_need_no_repair(best):
     assert "you can stop" in said and "one rounding to bf16" in said and "dq, dk and dv" in said
     texts = [getattr(part, "text", "") for part in of_layer(best)]
     assert said in texts and not any(getattr(p, "lead", "") == "Next:" for p in of_layer(best))
+    for layers in ([best], [best, best]):
+        opening = _opening(layers, best, "roundscope trace x")
+        assert opening.text.startswith("Nothing is wrong here, and you can stop: ")
+        assert verdict(best).accuracy in opening.text and not opening.number
 
 
 def test_few_heads_are_said_to_show_little_and_nothing_contradicts_it():

@@ -177,6 +177,7 @@ def test_backward_injection_needs_do(run, small, tmp_path):
     )
 
 
+@pytest.mark.filterwarnings("ignore:q. every number is NaN")
 def test_nan_goes_on_if_allowed(run, small, tmp_path):
     path = change(small(), **{"a.q": np.full((2, 24, 4, 8), np.nan, np.float32)})
     code, out, _ = run(path, "--allow-nan", "--json", "--out", tmp_path / "x")

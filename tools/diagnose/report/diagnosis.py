@@ -87,7 +87,7 @@ def report(d: Diagnosis, request: str) -> Report:
             Code(f"verdict: {d.first_line}", "strong"),
             Text(d.headline),
             *d.said,
-            *(Text(f"{'+' if x.holds else '-'} {x.name}: {x.evidence}") for x in d.links),
+            *(Text(f"{x.name} {held[x.holds]}: {x.evidence}") for x in d.links),
             Text(f"{d.seconds:.1f} s; not shown: {len(d.unseen)} points, at the end of the report"),
         ],
         data=plain(d.data | {"verdict": said, "request": request}),

@@ -57,7 +57,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The kind of verdict, and its links in order (for `nothing seen`: the first two)."""
+    """The kind of verdict, and its links in order (for `nothing seen`: coherence alone)."""
 
     kind: Kind
     links: list[Link]
@@ -90,9 +90,9 @@ def verdict(
 ) -> Verdict:
     """Return the verdict at the head of steps 5 and 6."""
     biased = bool(c.p[head] < c.level)
+    if not biased:  # a common direction says nothing where no sum has a bias to carry
+        return Verdict(kind=Kind.NOTHING, links=[_coherence(c, head, biased)])
     links = [_direction(carried, head), _coherence(c, head, biased)]
-    if not biased:
-        return Verdict(kind=Kind.NOTHING, links=links)
     links += [_origin(origin), _ones(origin), _sticky(origin)]
     links += [_repair(base, tried), _sham(base, tried)]
     return Verdict(kind=Kind.CHAIN if all(x.holds for x in links) else Kind.OTHER, links=links)

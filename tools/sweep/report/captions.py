@@ -22,8 +22,8 @@ from roundscope.tools.sweep.report.levels import levels, of_results, order_words
 from roundscope.tools.sweep.report.lost import lost
 from roundscope.tools.sweep.report.lost import sentence as lost_sentence
 from roundscope.tools.sweep.report.slices import Slice
+from roundscope.tools.sweep.report.words import METRIC_LABELS, in_ends, many, number, percent
 from roundscope.tools.sweep.report.words import fold as times
-from roundscope.tools.sweep.report.words import in_ends, many, number, percent
 from roundscope.tools.sweep.storage.frames import Axis, Frame
 from roundscope.tools.trace.analysis.bias import threshold
 
@@ -135,10 +135,10 @@ def opening(frame: Frame, found: Shares) -> str:
             f" means (lines): {first.axis.label} is the only axis.{_missing(frame)}"
         )
     return (
-        f"Left: the share of the variance of log rms over {found.cells} cells that lies between the"
-        f" values of one axis (main effect, eta squared). {limit} {crossed}{seeds} Right (on a"
-        f" narrow screen, slide the picture): the {size_words(size(frame))} of every cell by"
-        f" {found.effects[0].axis.label} (dots), geometric means (lines).{_missing(frame)}"
+        f"Bars: the share of the variance of log rms over {found.cells} cells that lies between the"
+        f" values of one axis (main effect, eta squared). {limit} {crossed}{seeds} Dots: the"
+        f" {size_words(size(frame))} of every cell by"
+        f" {found.effects[0].axis.label}; lines: geometric means.{_missing(frame)}"
     )
 
 
@@ -372,9 +372,9 @@ def pair(frame: Frame, cut: Slice, together: float) -> str:
     return (
         f"Does {b.label} have the same effect at every {a.label}? Together they explain"
         f" {percent(together)} of the variance of log rms beyond what each explains alone (0 means"
-        f" that their effects multiply). {means}.{gray if n else ''} Right: the"
-        " largest error relative to that of unfused attention in the same formats, which is what"
-        f" tiling costs.{_at(cut.held)}"
+        f" that their effects multiply). {means}.{gray if n else ''}"
+        f' "{METRIC_LABELS["ratio_max"]}": the largest error relative to that of unfused attention'
+        f" in the same formats, which is what tiling costs.{_at(cut.held)}"
     )
 
 

@@ -25,6 +25,7 @@ from roundscope.tools.sweep.report.effects import (
     mean_interval,
     shares,
     size,
+    size_words,
 )
 from roundscope.tools.sweep.report.plots import named, symmetric, symmetric_ticks
 from roundscope.tools.sweep.report.slices import LINES, Slice, chosen, slice_of
@@ -37,7 +38,7 @@ from roundscope.tools.sweep.report.words import (
 )
 from roundscope.tools.sweep.storage.frames import Axis, Frame, sites_of
 
-Picture = tuple[str, Any, str]
+Picture = tuple[str, Any, str, Any]  # title, figure, caption, what draws it for a narrow screen
 # axes that come first, in this order; the others are ordered by their effect
 FIRST = ("T", "S", "block_q", "block_k", "format")
 MOST = 8  # pictures of deviation against an axis
@@ -53,15 +54,25 @@ def opening(frame: Frame, found: Shares) -> Picture | None:
         first, metric = found.effects[0].axis, size(frame)
         rms = frame.metric(metric)
         usable = np.isfinite(rms) & (rms > 0)
-        figure = plots.opening(found, first, (frame.code(first), rms, usable), metric)
-        return "Share of each axis, and the first of them", figure, captions.opening(frame, found)
+        cells = frame.code(first), rms, usable
+        title = "Share of each axis, and the first of them"
+        if found.is_of_one:
+            title = f"The {size_words(metric)} of every cell by {first.label}"
+        return _drawn(
+            title, captions.opening(frame, found), plots.opening, found, first, cells, metric
+        )
     last = "delta_bias" if np.isfinite(frame.metric("delta_bias")).any() else "mean_ulps"
     values = {
         name: frame.metric(name)[np.argsort(frame.seeds())] for name in ("rms", "max_abs", last)
     }
     if frame.axes or len(frame.rows) < 2 or not np.isfinite(values["rms"]).any():
         return None
-    return "How much do seeds differ?", plots.seeds(values), captions.seeds(frame)
+    return _drawn("How much do seeds differ?", captions.seeds(frame), plots.seeds, values)
+
+
+def _drawn(title: str, caption: str, draw: Callable[..., Figure], *of: Any) -> Picture:
+    """Return a picture of what a function draws, for wide screens and for narrow ones."""
+    return title, draw(*of), caption, partial(draw, *of, narrow=True)
 
 
 def pictures(frame: Frame, found: Shares) -> Iterator[Picture]:
@@ -77,7 +88,9 @@ def pictures(frame: Frame, found: Shares) -> Iterator[Picture]:
         caption = captions.against(frame, cut)
         if axis is order[:MOST][-1] and len(order) > MOST:
             caption += f" {len(order) - MOST} more axes have no picture."
-        yield f"Deviation against {axis.label}", plots.against(frame, cut, DEVIATION), caption
+        yield _drawn(
+            f"Deviation against {axis.label}", caption, plots.against, frame, cut, DEVIATION
+        )
     yield from _pair(frame, found)
     yield from _sites(frame, found)
     if frame.axes:
@@ -95,7 +108,7 @@ def _others(frame: Frame) -> Iterator[Picture]:
         flat: bool = False,
     ) -> Picture:
         cut = slice_of(frame, shares(frame, metric).effects[0].axis, metric, flat=flat)
-        return title, plots.against(frame, cut, metrics), caption(frame, cut)
+        return _drawn(title, caption(frame, cut), plots.against, frame, cut, metrics)
 
     if np.isfinite(frame.metric("mean_ulps")).any():
         yield drawn("Gain and signed mean beside magnitude", "mean_abs", SIGNED, captions.gain)
@@ -131,11 +144,14 @@ def _pair(frame: Frame, found: Shares) -> Iterator[Picture]:
             texts = [[with_interval(*x).replace(" ± ", "\n± ") for x in row] for row in cells]
             values[name] = means, texts
     labels = AXES_LABELS.get(a.label, a.label), AXES_LABELS.get(b.label, b.label)
-    figure = pair([a.word(c) for c in rows], [b.word(c) for c in columns], values, labels)
-    yield (
+    yield _drawn(
         f"{a.label} and {b.label} together",
-        figure,
         captions.pair(frame, cut, joint_share(frame, "rms", a, b)),
+        pair,
+        [a.word(c) for c in rows],
+        [b.word(c) for c in columns],
+        values,
+        labels,
     )
 
 
@@ -164,17 +180,16 @@ def _sites(frame: Frame, found: Shares) -> Iterator[Picture]:
     signed = np.array([[mean_interval(x) for x in bias[s]] for s in names])
     quiet = [s for s in Site if s not in names and any(x.size for x in rms[s])]
     if axis is None or cut is None:
-        yield (
-            "Errors by event",
-            site_bars(list(names), mean[:, 0], *signed[:, 0].T),
-            captions.sites(frame, None, cells, names, mean, signed, [], quiet),
+        caption = captions.sites(frame, None, cells, names, mean, signed, [], quiet)
+        yield _drawn(
+            "Errors by event", caption, site_bars, list(names), mean[:, 0], *signed[:, 0].T
         )
         return
     words = [axis.word(c) for c in codes]
     across = AXES_LABELS.get(axis.label, axis.label)
-    figure = sites(list(names), words, mean, signed[..., 0], signed[..., 1], across)
     caption = captions.sites(frame, cut, cells, names, mean, signed, words, quiet)
-    yield f"Errors by event and {axis.label}", figure, caption
+    drawn = list(names), words, mean, signed[..., 0], signed[..., 1], across
+    yield _drawn(f"Errors by event and {axis.label}", caption, sites, *drawn)
 
 
 def _largest(frame: Frame, axis: Axis, cells: np.ndarray) -> int:
@@ -211,6 +226,8 @@ def sites(
     bias: np.ndarray,
     half: np.ndarray,
     across: str,
+    *,
+    narrow: bool = False,
 ) -> Figure:
     """Draw the rms error and the mean signed error by site (rows) and value of an axis (columns).
 
@@ -218,7 +235,7 @@ def sites(
     the interval leaves out 0, or where half is NaN (one seed).
     """
     tilt = max(map(len, columns)) * len(columns) > 40
-    figure, axes = canvas(1.5 + 0.22 * len(names) + 0.4 * tilt, 1, 2, sharey=True)
+    figure, axes = canvas(1.5 + 0.22 * len(names) + 0.4 * tilt, 1, 2, sharey=True, narrow=narrow)
     left, right = axes[0]
     size = rms[np.isfinite(rms) & (rms > 0)]
     _map(
@@ -241,13 +258,20 @@ def sites(
         ax.set_title(title, fontsize=9.5, loc="left")
         ax.set_xlabel(across)
         named(ax, [short(c, 18) for c in columns], tilt)
-    left.set_yticks(range(len(names)), names, fontfamily="monospace")
+        ax.set_yticks(range(len(names)), names, fontfamily="monospace")
     return figure
 
 
-def site_bars(names: list[str], rms: np.ndarray, bias: np.ndarray, half: np.ndarray) -> Figure:
+def site_bars(
+    names: list[str],
+    rms: np.ndarray,
+    bias: np.ndarray,
+    half: np.ndarray,
+    *,
+    narrow: bool = False,
+) -> Figure:
     """Draw rms and bias of each site for a single condition, with intervals over seeds as bars."""
-    figure, axes = canvas(1.1 + 0.21 * len(names), 1, 2, sharey=True)
+    figure, axes = canvas(1.1 + 0.21 * len(names), 1, 2, sharey=True, narrow=narrow)
     left, right = axes[0]
     y = np.arange(len(names))[::-1]
     left.barh(y, rms, color=QUIET, height=0.6)
@@ -262,7 +286,8 @@ def site_bars(names: list[str], rms: np.ndarray, bias: np.ndarray, half: np.ndar
         right.xaxis.set_major_locator(symmetric_ticks(size, most=2))
     right.axvline(0.0, color=INK, lw=0.7)
     right.set_xlabel("mean signed error in value")
-    left.set_yticks(y, names, fontfamily="monospace")
+    for ax in (left, right):
+        ax.set_yticks(y, names, fontfamily="monospace")
     return figure
 
 
@@ -271,10 +296,13 @@ def pair(
     columns: list[str],
     values: dict[str, tuple[np.ndarray, list[list[str]]]],
     labels: tuple[str, str],
+    *,
+    narrow: bool = False,
 ) -> Figure:
     """Draw metrics by two axes, one map each; values: metric -> (numbers, text of each cell)."""
     tilt = max(map(len, columns)) * len(columns) > 40
-    figure, axes = canvas(1.7 + 0.36 * len(rows) + 0.4 * tilt, 1, len(values), sharey=True)
+    height = 1.7 + 0.36 * len(rows) + 0.4 * tilt
+    figure, axes = canvas(height, 1, len(values), sharey=True, narrow=narrow)
     for ax, (metric, (x, text)) in zip(axes[0], values.items(), strict=True):
         finite = x[np.isfinite(x) & ((x > 0) | (metric not in LOG))]
         wide = finite.size and metric in LOG and finite.max() > 10 * finite.min()

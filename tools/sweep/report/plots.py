@@ -31,7 +31,12 @@ BARS, ACROSS = 8, 16  # the most that the first picture shows
 
 
 def opening(
-    found: Shares, axis: Axis, cells: tuple[np.ndarray, np.ndarray, np.ndarray], metric: str
+    found: Shares,
+    axis: Axis,
+    cells: tuple[np.ndarray, np.ndarray, np.ndarray],
+    metric: str,
+    *,
+    narrow: bool = False,
 ) -> Figure:
     """Draw what each axis explains of rms, and rms by value of the axis that explains most.
 
@@ -39,12 +44,13 @@ def opening(
     of every cell;  metric: which rms that is.
     """
     if found.is_of_one:
-        figure, axes = canvas(3.3)
+        figure, axes = canvas(3.3, narrow=narrow)
         _by_value(axes[0, 0], axis, *cells)
         axes[0, 0].set_ylabel(METRIC_LABELS[metric])
         return figure
     names = [e.axis.label for e in found.effects[:BARS]]
-    figure, axes = canvas(max(2.9, 1.3 + 0.34 * (len(names) + 2)), 1, 2, width_ratios=[1, 1.15])
+    height = max(2.9, 1.3 + 0.34 * (len(names) + 2))
+    figure, axes = canvas(height, 1, 2, width_ratios=[1, 1.15], narrow=narrow)
     left, right = axes[0]
     _bars(left, found, names)
     _by_value(right, axis, *cells)
@@ -125,9 +131,9 @@ def _alpha(count: int) -> float:
     return 1.0 if count <= 40 else min(0.6, 40 / count + 0.1)
 
 
-def seeds(values: dict[str, np.ndarray]) -> Figure:
+def seeds(values: dict[str, np.ndarray], *, narrow: bool = False) -> Figure:
     """Draw metrics of one condition: each seed a dot, the mean a line, its interval a band."""
-    figure, axes = canvas(2.6, 1, len(values))
+    figure, axes = canvas(2.6, 1, len(values), narrow=narrow)
     for ax, (metric, y) in zip(axes[0], values.items(), strict=True):
         mean, low, high = center(metric, y)
         ax.axhspan(low, high, color=BAND, lw=0)
@@ -140,7 +146,7 @@ def seeds(values: dict[str, np.ndarray]) -> Figure:
     return figure
 
 
-def against(frame: Frame, cut: Slice, metrics: tuple[str, ...]) -> Figure:
+def against(frame: Frame, cut: Slice, metrics: tuple[str, ...], *, narrow: bool = False) -> Figure:
     """Draw metrics along one axis: a column each, a row per value of the rows' axis."""
     rows, wrap = cut.of(cut.rows), 2 if len(metrics) == 4 else len(metrics)
     deep = len(rows) if wrap == len(metrics) else 2
@@ -149,14 +155,18 @@ def against(frame: Frame, cut: Slice, metrics: tuple[str, ...]) -> Figure:
         and not cut.across.numeric
     )
     figure, axes = canvas(
-        0.9 + (2.35 if deep > 1 else 2.7) * deep + 0.4 * wordy, deep, wrap, sharex=True
+        0.9 + (2.35 if deep > 1 else 2.7) * deep + 0.4 * wordy,
+        deep,
+        wrap,
+        sharex=True,
+        narrow=narrow,
     )
     for i, row in enumerate(rows if wrap == len(metrics) else rows[:1]):
         for j, metric in enumerate(metrics):
             ax = axes[i, j] if wrap == len(metrics) else axes.flat[j]
             _lines(ax, frame, cut, metric, row)
             ax.set_ylabel(METRIC_LABELS.get(metric, metric))
-            if cut.rows is not None and j == 0 and row is not None:
+            if cut.rows is not None and (j == 0 or narrow) and row is not None:
                 ax.set_title(
                     short(f"{cut.rows.label} = {cut.rows.word(row)}", 44), fontsize=9.5, loc="left"
                 )
@@ -164,9 +174,9 @@ def against(frame: Frame, cut: Slice, metrics: tuple[str, ...]) -> Figure:
         low, high = zip(*(ax.get_ylim() for ax in column), strict=True)
         for ax in column:
             ax.set_ylim(min(low), max(high))
-    for ax in axes[-1]:
+    for ax in axes.flat if narrow else axes[-1]:
         ax.set_xlabel(AXES_LABELS.get(cut.across.label, cut.across.label))
-    _legend(figure, cut)
+    _legend(figure, cut, 44 if narrow else 100)
     return figure
 
 
@@ -248,7 +258,8 @@ def _color(cut: Slice, k: int, of: int) -> Any:
     return COLOURS[k % len(COLOURS)]
 
 
-def _legend(figure: Figure, cut: Slice) -> None:
+def _legend(figure: Figure, cut: Slice, letters: int) -> None:
+    """Name the lines above the panels; letters: as many as fit in one row."""
     if cut.lines is None:
         return
     codes = cut.shown[cut.lines.name]
@@ -265,7 +276,7 @@ def _legend(figure: Figure, cut: Slice) -> None:
         )
         for k, name in enumerate(names)
     ]
-    columns = max(1, min(len(names), 100 // (max(map(len, names)) + 7)))
+    columns = max(1, min(len(names), letters // (max(map(len, names)) + 7)))
     figure.legend(
         handles=handles,
         title=cut.lines.label,

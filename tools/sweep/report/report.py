@@ -118,9 +118,9 @@ def report(frame: Frame, progress: Progress = lambda _: None) -> Report:
     if (picture := opening(frame, found)) is not None:
         first.append(Picture(*picture))
     drawn = []
-    for title, figure, caption in pictures(frame, found):
-        progress(title)
-        drawn.append(Picture(title, figure, caption))
+    for picture in pictures(frame, found):
+        progress(picture[0])
+        drawn.append(Picture(*picture))
     nothing = changed_nothing(idle(frame), bool(lost(frame).cells.any()))
     told = answers.answer(frame) if len(frame.rows) else None
     said_of = [] if told is None else [told.zeros, told.bias, answers.hits_words(told)]

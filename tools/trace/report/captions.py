@@ -1,5 +1,9 @@
 """The report's pictures with their captions: each caption asks a question and answers it."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -12,30 +16,33 @@ from roundscope.tools.trace.report import plots
 from roundscope.tools.trace.results import z_words
 from roundscope.tools.trace.summary import Summary, share_of_rows
 
-Picture = tuple[str, Figure | None, str]
+# title, figure or None, caption, and what draws the figure for a narrow screen
+Picture = tuple[str, Figure | None, str, Callable[[], Figure | None] | None]
 
 
 def pictures(s: Summary) -> list[Picture]:
-    """Return (title, figure or None, caption) of the pictures of events, which every layer has."""
+    """Return the pictures of events, which every layer has."""
     focused = {k: f for k, f in s.histograms.items() if f.size}
     entries: list[Picture] = []
     if s.rounding:
         biased, rounding = len(s.biased_events), len(s.rounding)
         caption = (
             "Which events have a mean error that random signs would not give?"
-            f" {biased or 'None'} of the {rounding} events that round. Left, errors up or down"
-            " (red: biased upward, blue: downward); right, the same errors counted away from zero"
-            " (red: biased away from it, blue: toward it)."
+            f' {biased or "None"} of the {rounding} events that round. "Up or down": red is'
+            ' biased upward, blue downward. "Away from zero", the same errors counted from zero:'
+            " red is biased away from it, blue toward it."
         )
-        entries.append(("Bias per event", plots.bias(s), caption))
+        entries.append(_drawn("Bias per event", caption, plots.bias, s))
         figure, beyond, limit = plots.heat_map(s)
         answer = {0: "None", 1: "One cell, framed"}.get(beyond, f"{beyond} cells, framed")
         caption = (
             f"In which heads is an event biased up or down by itself (|z| > {limit:.1f})? {answer}."
-            " One head may be biased where all heads together are not. The color is z; the numbers"
-            " are mean signed errors in ulp/1000."
+            " One head may be biased where all heads together are not. The color is z; numbers,"
+            " where they have room, are mean signed errors in ulp/1000."
         )
-        entries.append(("Bias per head", figure, caption))
+        entries.append(
+            ("Bias per head", figure, caption, lambda: plots.heat_map(s, narrow=True)[0])
+        )
     if focused:
         shares = {k: f.beyond / f.size for k, f in focused.items() if f.beyond}
         parts = ", ".join(f"{100 * share:.2g} % of {name}" for name, share in shares.items())
@@ -44,8 +51,14 @@ def pictures(s: Summary) -> list[Picture]:
             " -1/2 and +1/2; exact events are left out."
             f"{f' Beyond an ulp and not drawn: {parts}.' if parts else ''}"
         )
-        entries.append(("Signed errors", plots.histogram(focused), caption))
+        entries.append(_drawn("Signed errors", caption, plots.histogram, focused))
     return entries
+
+
+def _drawn(title: str, caption: str, draw: Callable[..., Figure | None], *of: Any) -> Picture:
+    """Return a picture of what a function draws, for wide screens and for narrow ones."""
+    figure = draw(*of)
+    return title, figure, caption, None if figure is None else partial(draw, *of, narrow=True)
 
 
 def budget_picture(s: Summary, parts: list[Line]) -> Picture:
@@ -60,7 +73,12 @@ def budget_picture(s: Summary, parts: list[Line]) -> Picture:
     if infinite := [n for n, x in b.total.items() if not np.isfinite(x)]:
         verb = "have infinite errors" if len(infinite) > 1 else "has an infinite error"
         caption += f" {listed(infinite)} {verb}, of which there are no shares."
-    return "Error budget", plots.budget(b, parts), caption
+    return _drawn("Error budget", caption, plots.budget, b, parts)
+
+
+def _words(title: str, caption: str) -> Picture:
+    """Return words in the place of a picture."""
+    return title, None, caption, None
 
 
 def mechanisms(s: Summary) -> tuple[list[Picture], list[str]]:
@@ -94,10 +112,10 @@ def shown(s: Summary) -> list[Picture]:
 def _running_picture(s: Summary) -> Picture:
     run, title = s.running, "Error of P V along the keys"
     if run is None and s.not_finite is not None:
-        return title, None, "The sum in question is not finite, so that its error is not drawn."
+        return _words(title, "The sum in question is not finite, so that its error is not drawn.")
     if run is None:
         caption = "No event after P V is narrower than binary32, so there is no rounding to follow."
-        return title, None, caption
+        return _words(title, caption)
     row = "among the rows with several P = 1" if run.several else "of all rows"
     scaled = " (normalized by the row sum)" if run.site == "OUT" else ""
     # the events whose errors `running_error.most_biased` sums
@@ -113,22 +131,22 @@ def _running_picture(s: Summary) -> Picture:
         f" Err happen there. Err ends at {run.error[-1]:+.3g}, which is"
         f" {run.error[-1] / run.ulp:+.2f} ulp of the sum."
     )
-    return title, plots.along_keys(run), caption
+    return _drawn(title, caption, plots.along_keys, run)
 
 
 def _drift_picture(s: Summary, draw: bool = True) -> Picture:
     d, title = s.drift, "Error of delta along the tokens"
     against = s.request.against.name
     if d is None:
-        return title, None, "The file has no do, so there is no backward and no delta."
+        return _words(title, "The file has no do, so there is no backward and no delta.")
     if d.lost:
         caption = (
             f"{d.lost:,} of {d.error.size:,} errors of delta are infinite, so that they do not add"
             " up to a number."
         )
-        return title, None, caption
+        return _words(title, caption)
     if not d.error.any():
-        return title, None, f"delta equals that of {against} everywhere."
+        return _words(title, f"delta equals that of {against} everywhere.")
     ends = "beyond" if d.leans else "within"
     back = ""
     if d.crossing is not None and not d.leans:
@@ -146,20 +164,20 @@ def _drift_picture(s: Summary, draw: bool = True) -> Picture:
         " head that"
         f" is chosen blindly; this is the most extreme head. The error {identity}."
     )
-    return title, plots.along_tokens(d) if draw else None, caption
+    return _drawn(title, caption, plots.along_tokens, d) if draw else _words(title, caption)
 
 
 def _ones_picture(s: Summary, draw: bool = True) -> Picture:
     title = "Rows with several P = 1"
     if s.several is None:
-        return title, None, "P was too large to keep, so such rows were not counted."
+        return _words(title, "P was too large to keep, so such rows were not counted.")
     some, rows = share_of_rows(s)
     if not some:
         caption = (
             f"None of {rows} rows has two P = 1 in one key tile, so no bias of P V can come from"
             " them."
         )
-        return title, None, caption
+        return _words(title, caption)
     shares = "; ".join(
         f"{x.site}: {100 * x.share:+.0f} % from {100 * x.events[0] / max(sum(x.events), 1):.1f} %"
         f" of the events, mean {x.away[0].mean:+.4f} ± {x.away[0].se:.4f} ulp there against"
@@ -172,4 +190,4 @@ def _ones_picture(s: Summary, draw: bool = True) -> Picture:
         f" {shares or 'nothing rounds after P V'}. Where the whole sum is near zero, its parts may"
         " exceed it. ± and the bars are one standard error."
     )
-    return title, plots.several_ones(s) if draw else None, caption
+    return _drawn(title, caption, plots.several_ones, s) if draw else _words(title, caption)

@@ -37,14 +37,15 @@ def _figure(height: float, rows: int = 1, columns: int = 1, **more: Any) -> tupl
     return figure, axes.squeeze()[()] if is_squeezed else axes
 
 
-def bias(summary: Summary) -> Figure:
+def bias(summary: Summary, *, narrow: bool = False) -> Figure:
     """Draw both mean errors of every rounding event, over the bands of random signs."""
     events = summary.rounding[::-1]
-    figure, (left, right) = _figure(1.2 + 0.2 * len(events), 1, 2, sharey=True)
+    figure, (left, right) = _figure(1.2 + 0.2 * len(events), 1, 2, sharey=True, narrow=narrow)
     _biases(left, summary.limit, [(e, e.signed) for e in events], "up or down")
     _biases(right, summary.limit, [(e, e.away) for e in events], "away from zero")
     names = [f"{e.name}  {e.format.name}" for e in events]
-    left.set_yticks(range(len(events)), names, fontfamily="monospace", fontsize=8)
+    for ax in (left, right):
+        ax.set_yticks(range(len(events)), names, fontfamily="monospace", fontsize=8)
     left.set_ylim(-0.6, len(events) - 0.4)
     figure.supxlabel("mean error in ulps of the event's format", fontsize=9.5)
     return figure
@@ -73,7 +74,7 @@ def _biases(ax: Any, limit: float, biases: list[tuple[Event, Bias]], title: str)
     ax.legend(loc="lower right", fontsize=8, frameon=False)
 
 
-def budget(b: ErrorBudget, parts: list[Line]) -> Figure | None:
+def budget(b: ErrorBudget, parts: list[Line], *, narrow: bool = False) -> Figure | None:
     """Draw the share of each part in the squared error of each result, a panel for a result.
 
     Results without an error, or with an infinite one, have no shares; None if all are such.
@@ -86,7 +87,13 @@ def budget(b: ErrorBudget, parts: list[Line]) -> Figure | None:
     found = [b.share(line, name) for line in parts for name in names]
     most = 100.0 * max((x for x in found if np.isfinite(x)), default=1.0)
     figure, axes = _figure(
-        1.1 + 0.24 * len(shown), 1, len(names), sharey=True, sharex=True, squeeze=False
+        1.1 + 0.24 * len(shown),
+        1,
+        len(names),
+        sharey=True,
+        sharex=True,
+        squeeze=False,
+        narrow=narrow,
     )
     for ax, name in zip(axes[0], names, strict=True):
         shares = [min(100.0 * b.share(line, name), 1.2 * most) for line in shown]
@@ -106,8 +113,9 @@ def budget(b: ErrorBudget, parts: list[Line]) -> Figure | None:
         ax.set_title(name, fontsize=9.5)
         ax.set_xlim(0.0, 1.2 * most)
         ax.xaxis.set_major_locator(MaxNLocator(3, min_n_ticks=2))
-    labels = [_named(line) for line in shown]
-    axes[0][0].set_yticks(range(len(shown)), labels, fontfamily="monospace", fontsize=8)
+    labels = [f"{x.part.name}  {x.part.how}" if narrow else _named(x) for x in shown]
+    for ax in axes[0]:
+        ax.set_yticks(range(len(shown)), labels, fontfamily="monospace", fontsize=8)
     figure.supxlabel("share of the squared error of the result, %", fontsize=9.5)
     return figure
 
@@ -128,10 +136,12 @@ def _signed_log(set_scale: Callable[..., Any], values: np.ndarray) -> None:
     set_scale("symlog", linthresh=decade, linscale=0.7)
 
 
-def along_keys(run: Running) -> Figure:
+def along_keys(run: Running, *, narrow: bool = False) -> Figure:
     """Draw P, V and the running error of one (row, feature), as in Fig. 6 of arXiv 2510.04212."""
     b, n, t, i = run.where
-    figure, (top, middle, bottom) = _figure(6.0, 3, sharex=True, height_ratios=[1, 1, 1.8])
+    figure, (top, middle, bottom) = _figure(
+        6.0, 3, sharex=True, height_ratios=[1, 1, 1.8], narrow=narrow
+    )
     keys, ones = np.arange(run.p.size), tied(run)
     for ax in (top, middle, bottom):
         for key in ones:
@@ -165,10 +175,10 @@ def along_keys(run: Running) -> Figure:
     return figure
 
 
-def along_tokens(drift: DeltaDrift) -> Figure:
+def along_tokens(drift: DeltaDrift, *, narrow: bool = False) -> Figure:
     """Draw the most biased head's error of delta by token, and its sum over random signs' band."""
     error = drift.error[drift.worst[0], :, drift.worst[1]]
-    figure, (top, bottom) = _figure(4.6, 2, sharex=True, height_ratios=[1, 1.5])
+    figure, (top, bottom) = _figure(4.6, 2, sharex=True, height_ratios=[1, 1.5], narrow=narrow)
     tokens, total = np.arange(error.size), np.cumsum(error)
     top.vlines(tokens, 0.0, error, color=np.where(error > 0, UP, DOWN), lw=0.9)
     top.axhline(0.0, color=INK, lw=0.6)
@@ -188,15 +198,15 @@ def along_tokens(drift: DeltaDrift) -> Figure:
     bottom.axhline(0.0, color=INK, lw=0.6)
     bottom.set_ylabel("running sum")
     bottom.set_xlabel(f"token   (batch {drift.worst[0]}, head {drift.worst[1]})")
-    bottom.legend(loc="upper left", fontsize=8, frameon=False, ncols=3)
+    bottom.legend(loc="upper left", fontsize=8, frameon=False, ncols=1 if narrow else 3)
     return figure
 
 
-def heat_map(summary: Summary) -> tuple[Figure, int, float]:
+def heat_map(summary: Summary, *, narrow: bool = False) -> tuple[Figure, int, float]:
     """Draw mean errors by event and head; return (figure, cells with |z| beyond a limit, limit)."""
     names, means, z = summary.heads
     limit = threshold(means.size)
-    figure, ax = _figure(1.2 + 0.21 * max(len(names), 1))
+    figure, ax = _figure(1.2 + 0.21 * max(len(names), 1), narrow=narrow)
     if means.size:
         image = ax.imshow(
             z,
@@ -214,7 +224,7 @@ def heat_map(summary: Summary) -> tuple[Figure, int, float]:
             ax.add_patch(
                 Rectangle((j - 0.46, i - 0.44), 0.92, 0.88, fill=False, ec="white", lw=0.9)
             )
-    if means.size and means.shape[1] <= 16:
+    if means.size and means.shape[1] <= (8 if narrow else 16):
         cells = [
             (
                 (j, i),
@@ -228,16 +238,16 @@ def heat_map(summary: Summary) -> tuple[Figure, int, float]:
     labels = [
         str(k % heads) if batch == 1 else f"{k // heads}/{k % heads}" for k in range(batch * heads)
     ]
-    step = max(1, len(labels) // 32)
+    step = -(-len(labels) // 16) if narrow else max(1, len(labels) // 32)
     ax.set_xticks(range(0, len(labels), step), labels[::step])
     ax.set_yticks(range(len(names)), names, fontfamily="monospace", fontsize=8)
     ax.set_xlabel("head" if batch == 1 else "batch/head")
     return figure, int((np.abs(z) > limit).sum()), limit
 
 
-def histogram(sites: dict[str, Histogram]) -> Figure:
+def histogram(sites: dict[str, Histogram], *, narrow: bool = False) -> Figure:
     """Draw histograms of the signed errors, in ulps, of the inexact events of each given site."""
-    figure, axes = _figure(2.5, 1, len(sites), squeeze=False)
+    figure, axes = _figure(2.5, 1, len(sites), squeeze=False, narrow=narrow)
     for ax, (name, f) in zip(axes[0], sites.items(), strict=True):
         total = max(f.size, 1)
         inside = np.flatnonzero(f.counts)
@@ -249,16 +259,17 @@ def histogram(sites: dict[str, Histogram]) -> Figure:
         ax.set_title(name, fontsize=9, fontfamily="monospace")
         ax.set_xticks([-0.5, 0.0, 0.5])
         ax.set_xlabel("ulps")
-    axes[0][0].set_ylabel("share of inexact events")
+    for ax in axes[0] if narrow else axes[0][:1]:
+        ax.set_ylabel("share of inexact events")
     return figure
 
 
-def several_ones(summary: Summary) -> Figure:
+def several_ones(summary: Summary, *, narrow: bool = False) -> Figure:
     """Draw the rows with several P = 1 by head, and their mean error away from zero.
 
     The mean error is compared with that of the other rows. `summary.several` must not be None.
     """
-    figure, (left, right) = _figure(2.9, 1, 2, width_ratios=[1.5, 1])
+    figure, (left, right) = _figure(2.9, 1, 2, width_ratios=[1.5, 1], narrow=narrow)
     several: Any = summary.several
     counts = several.sum(2).reshape(-1)
     left.bar(np.arange(counts.size), counts, color=DOWN, width=0.7)

@@ -70,12 +70,14 @@ def controls(layers: list[str], heads: int) -> str:
     """
     names = "".join(f"<option value='{escape(x, quote=True)}'>{escape(x)}</option>" for x in layers)
     choice = (
-        f"<label>Layer <select name=layer><option value=''>all</option>{names}</select></label> "
+        f"<label>Show layer <select name=layer><option value=''>all</option>{names}</select>"
+        "</label><br>"
         if len(layers) > 1
         else ""
     )
     head = (
-        f"<label>Head <input name=head type=number min=0 max={heads - 1} placeholder=all"
+        "<label>In the table of the errors of every head, show head <input name=head"
+        f" type=number min=0 max={heads - 1} placeholder=all"
         " style='width:5em'></label>"
     )
     return f"<p class='filters note' hidden>{choice}{head}</p>"
@@ -253,11 +255,12 @@ def _opening(summaries: list[Summary], worst: Summary, again: str) -> Opening:
     mood: Mood = "bad" if is_bad else "good" if all(map(stop, summaries)) else ""
     more = " ".join(x for x in (v.bias, v.causes) if x)
     if len(summaries) == 1 and (end := stop(worst)):
-        return Opening(first, f"{more} {end}".strip(), mood="good")
+        return Opening(" ".join(x for x in (end, first, more) if x), mood="good")
     left = [s for s in summaries if not stop(s)]
     if not left:
         end = stop(worst).partition(":")[0]
-        return Opening(first, f"{more} {end}: this holds for every layer.".strip(), mood=mood)
+        end = f"{end}: this holds for every layer."
+        return Opening(" ".join(x for x in (end, first, more) if x), mood=mood)
     if stop(worst):
         worst = min(left, key=_exactness)
         v = verdict(worst)
