@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from roundscope.attention import Plan, examine
 from roundscope.attention.testing.calls import Outputs
 from roundscope.attention.testing.cases import Answer, Case, strict
+from roundscope.attention.testing.comparison import Comparison, Finding, weigh
 from roundscope.attention.testing.edges import edge_names
 from roundscope.attention.testing.families import FAMILIES, draw
 from roundscope.tools.check import report, run
