@@ -327,8 +327,7 @@ def compare(
         if (is_sequential and not any(are_open)) or (stop and not answer.is_fine):
             break
     answer.equal = {name: float(np.mean(shares)) for name, shares in bits.items()}
-    grossly = {g.result for g in answer.gross}
-    if not (answer.is_fine or answer.cause) and grossly <= {"dk", "dv"}:  # else it is a mistake
+    if not (answer.is_fine or answer.gross):
         answer.known = known_of(kernel, x)
     answer.seconds = time.perf_counter() - began
     return answer

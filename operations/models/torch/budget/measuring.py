@@ -1,6 +1,5 @@
 """`Measuring`: what is measured for the error budget of one step of a model."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -116,14 +115,7 @@ class Measuring:
         notes: list[str] = []
         lines = self._sorted(self._groups_measured(notes))
         found = self._sorted(self._events_measured(lines, notes)) if events else []
-        of_groups = [(x.group, self._tried(x)) for x in self._largest(lines)]
-        of_events = [(x.group, self._tried(x)) for x in self._largest(found)]
-        # an event that is all of its group is told once, as the group
-        tried = [
-            one
-            for group, one in of_events
-            if not any(group is other and self._alike(one, whole) for other, whole in of_groups)
-        ] + [whole for _, whole in of_groups]
+        tried = [self._tried(x) for x in (*self._largest(found), *self._largest(lines))]
         if wanted:
             ways: dict[int, Way] = {n: x for n, x in (self.own | changes).items() if x is not None}
             words = "; ".join(f"{key}: {text}" for key, text, _ in wanted)
@@ -182,12 +174,6 @@ class Measuring:
         words = f"{found.group.name}: {found.words}"
         self.tell(f"{words} is tried")
         return Tried(words, self.errors(self.replaced(found.group.numbers, found.way)))
-
-    def _alike(self, one: Tried, other: Tried) -> bool:
-        """Return whether two changes leave the same errors, in the digits that are told."""
-        return all(
-            math.isclose(one.errors.of(n), other.errors.of(n), rel_tol=1e-3) for n in self.names
-        )
 
     def _groups_measured(self, notes: list[str]) -> list[Measured]:
         found = []
