@@ -35,7 +35,7 @@ def tensor_of(x: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
     """
     with np.errstate(over="ignore"):
         x = x if dtype is None else x.astype(NUMPY[dtype], copy=False)
-    x = np.ascontiguousarray(x)
+    x = np.asarray(x, order="C")  # np.ascontiguousarray gives a single number an axis
     if x.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(x)

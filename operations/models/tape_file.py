@@ -306,7 +306,7 @@ class NumpyArrays:
         chosen = random.random(x.shape) < 1 / 64
         step = np.where(random.random(x.shape) < 0.5, 1, -1) * chosen
         bits = np.dtype(f"i{x.dtype.itemsize}")
-        moved = (np.ascontiguousarray(x).view(bits) + step.astype(bits)).view(x.dtype)
+        moved = (np.asarray(x, order="C").view(bits) + step.astype(bits)).view(x.dtype)
         return np.where(np.isfinite(moved) & (x != 0), moved, x)
 
     def shifted(self, x: Any, new: Any, old: Any) -> Any:

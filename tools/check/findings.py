@@ -63,9 +63,16 @@ class Findings:
         return [case for case in self.cases if case.test == test]
 
     @property
+    def is_open(self) -> bool:
+        """True if no case failed, but an error is beyond its margin without evidence."""
+        return self.is_fine and bool(self._not_told())
+
+    @property
     def sentence(self) -> str:
         """The answer as one sentence; before it, the numbers that are not finite, if any."""
         if self.is_fine:
+            if open_ := self._not_told():
+                return f"Whether {self.name} is as exact as {self.asked.plan} is not told{open_}."
             return f"{self.name} is as good as {self.asked.plan}{self._how_good()}."
         tests = [test for test in QUESTIONS if any(c.test == test for c in self.failed)]
         words = {
@@ -150,6 +157,27 @@ class Findings:
             return first
         more = f" and {len(others) - MANY} more" if len(others) > MANY else ""
         return f"{first}Numbers are not finite also in {', '.join(others[:MANY])}{more}. "
+
+    def _not_told(self) -> str:
+        """Return the largest error beyond its margin of which so few heads give no evidence."""
+        if self.compared is None:
+            return ""
+        beyond = [
+            f
+            for f in self.compared.findings
+            if f.statistic == "rms"
+            and f.evidence.state is State.OPEN
+            and f.evidence.mean > MARGINS.of("rms")
+        ]
+        if not beyond:
+            return ""
+        beyond.sort(key=lambda f: -f.evidence.mean)
+        sizes = [f"{f.result} {math.exp(f.evidence.mean):.2f} times ({f.inputs})" for f in beyond]
+        more = f" and {len(sizes) - MANY} more" if len(sizes) > MANY else ""
+        return (
+            f" with {self.compared.heads} heads: no alarm, but errors beyond the margin of"
+            f" {MARGINS.rms:g} times the plan's: {', '.join(sizes[:MANY])}{more}"
+        )
 
     def _how_good(self) -> str:
         parts = []

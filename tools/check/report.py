@@ -249,6 +249,8 @@ def next_step(found: Findings) -> tuple[str, str]:
     asked = found.asked
     tests = [test for test in QUESTIONS if any(case.test == test for case in found.failed)]
     again = command_of(asked)
+    if not tests and found.is_open:
+        return "Next: ask of more heads, in more calls or layers; then", again
     if not tests:
         is_told = [w for w in call_of(asked) if w not in ("--causal", "--full")]
         # an assertion cannot call a file, nor be told of a window
@@ -271,6 +273,12 @@ def next_step(found: Findings) -> tuple[str, str]:
         )
     if found.explained is not None:
         return _next_explained(found, found.explained)
+    if found.compared is not None and found.compared.known and "explanation" not in tests:
+        return (
+            "Next: no plan is known to have this kernel's arithmetic, so a longer search does not"
+            " help. Check it on a GPU, where it is another kernel, or ask of its output alone",
+            command_of(replace(asked, forward=True), ("envelope",)),
+        )
     if found.cause:
         return (
             "Next: look for that in the code. If the kernel means it, claim that with --claims and"

@@ -75,6 +75,17 @@ def test_constants_that_differ_are_told(operation):
     assert group.name == operation and [group.a, group.b] == words
 
 
+def test_a_linear_layer_in_fp32_is_called_torchs():
+    """Four plans of FP32 that tie, in place of the function that ran."""
+    other = small.llama(layers=1)
+    w = other.lm_head.weight
+    other.lm_head.forward = lambda x: torch.nn.functional.linear(x.float(), w.float())
+    linear, _ = sorted(
+        compare((small.llama(layers=1), IDS), (other, IDS)).groups, key=lambda g: g.name == "end"
+    )
+    assert (linear.a, linear.b) == ("torch's linear in bfloat16", "torch's linear in float32")
+
+
 def test_linear_layers_are_told_by_their_paths_and_the_end_by_its_types():
     """Of two kinds of layers both; of one layer among its like the whole path."""
     other = small.llama()

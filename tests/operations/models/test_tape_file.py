@@ -49,6 +49,15 @@ def test_a_file_equals_itself_and_its_model(files):
     assert compare(files["plain"], (small.llama(), IDS)).equal
 
 
+def test_a_file_with_a_loss_equals_its_model(tmp_path):
+    """A single number came back from a file with an axis, and its operation as one that differs."""
+    run = (small.llama(layers=1), {"input_ids": IDS, "labels": IDS})
+    path = tmp_path / "loss.safetensors"
+    with torch.no_grad(), capture(run[0], path, what="operations"):
+        run[0](**run[1])
+    assert compare(run, path).equal and compare(path, run).equal
+
+
 @pytest.mark.thorough  # tries the plans of each kind of linear layer
 def test_of_unknown_arithmetic_the_difference_is_put_in(files):
     found = compare(files["plain"], files["fp8"])

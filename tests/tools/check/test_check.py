@@ -1,6 +1,7 @@
 """`roundscope check`: its verdicts, its files, its exit codes, and what it refuses."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from html import unescape
@@ -14,7 +15,7 @@ from safetensors.numpy import save_file
 from roundscope.attention import Plan, examine
 from roundscope.attention.testing.calls import Outputs
 from roundscope.attention.testing.cases import Answer, Case, strict
-from roundscope.attention.testing.comparison import Comparison
+from roundscope.attention.testing.comparison import Comparison, Finding, weigh
 from roundscope.attention.testing.edges import edge_names
 from roundscope.attention.testing.families import FAMILIES, draw
 from roundscope.tools.check import report, run
@@ -405,6 +406,35 @@ def test_a_headline_names_the_notes():
         name="f", about="", asked=CheckOptions(source="k:f", claims="fa2"), cases=edges
     )
     assert found.sentence == ("f is as good as fa2: right at 2 edges, and with a note at 1: blind.")
+
+
+def test_an_error_beyond_the_margin_on_few_heads_is_not_called_exact():
+    """ "As exact" above a dk of 1.45 times the plan's, since 8 heads cannot give an alarm."""
+    d = np.log(np.linspace(1.4, 1.5, 8))
+    findings = [
+        Finding(
+            inputs="the file", result=name, statistic="rms", direction=1, kernel=size, plan=1.0,
+            heads=8, evidence=weigh(x, math.log(1.05), 1e-6),
+        )
+        for name, size, x in (("dk", 1.45, d), ("dv", 1.0, 0 * d))
+    ]  # fmt: skip
+    compared = Comparison(plan="fa2", false_alarm=1e-4, findings=findings, heads=8)
+    asked = CheckOptions(source="f.safetensors", claims="fa2")
+    found = Findings(name="f", about="", asked=asked, compared=compared)
+    assert found.is_fine and found.sentence.startswith("Whether f is as exact as fa2 is not told")
+    assert "with 8 heads" in found.sentence and "dk 1.45 times" in found.sentence
+    assert "dv" not in found.sentence and "keep it" not in report.next_step(found)[0]
+    compared.findings = findings[1:]
+    assert "as exact" in found.sentence
+
+
+def test_no_longer_search_for_a_kernel_that_is_known_to_have_no_plan():
+    case = Case(test="envelope", name="a", answer=Answer.FAIL, sentence="Wrong.")
+    compared = Comparison(plan="fa2", false_alarm=1e-4, known="it is known.")
+    asked = CheckOptions(source="sdpa-flash", claims="fa2")
+    found = Findings(name="f", about="", asked=asked, cases=[case], compared=compared)
+    _, command = report.next_step(found)
+    assert "identify" not in command and command.endswith("--forward --only envelope")
 
 
 def test_every_family_and_every_edge_is_asked_in_both_kinds_of_calls(monkeypatch):

@@ -102,6 +102,9 @@ def _linear(held: Held, settings: Held) -> Iterator[Candidate]:
     if w is None:
         return
     yield "torch's linear", lambda x: F.linear(x, w, b)
+    if w.dtype.itemsize == 2:  # the result has another type, which is told beside the words
+        wide = w.float(), None if b is None else b.float()
+        yield "torch's linear", lambda x: F.linear(x.float(), *wide)
 
     def split(n: int, x: Tensor) -> Tensor:
         parts = [
