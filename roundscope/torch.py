@@ -55,4 +55,5 @@ def capture(  # type: ignore[no-redef]  # attention's own has the star
             raise TypeError(f"capture: {unknown('argument', name, list(whose))}")
         if what not in whose[name]:
             raise TypeError(f"capture: {name}= is an argument of what={whose[name][0]!r} alone")
-    return kinds[what](model, path, **options)
+    found: AbstractContextManager[Any] = kinds[what](model, path, **options)
+    return found

@@ -179,7 +179,10 @@ def test_kept_forgets_the_oldest():
     assert kept.get("big") == "big" and kept.get("d") is None and kept.bytes == 99
 
 
-@pytest.mark.parametrize("name", [*PRESETS, "all:e5m2"])
+WHOLE = [n for n in PRESETS if n not in ("flash-mla", "flashinfer-split")]  # no lanes, no splits
+
+
+@pytest.mark.parametrize("name", [*WHOLE, "all:e5m2"])
 def test_unfused_plan_drops_only_what_has_no_say(name):
     """Catches a site wrongly thought silent: the shared plan gives the bits of the whole one."""
     plan = replace(
@@ -193,7 +196,7 @@ def test_unfused_plan_drops_only_what_has_no_say(name):
     )
 
 
-@pytest.mark.parametrize("name", ["fa2", "fa2-split", "cudnn"])
+@pytest.mark.parametrize("name", ["fa2", "fa2-split", "cudnn", "flash-mla", "flashinfer-split"])
 def test_kernels_that_keep_lanes_have_an_unfused_reference(name):
     """Catches kernels of which no cell can be measured, since a softmax of whole rows has neither
     lanes nor splits to keep, and a reference in other formats than theirs.
