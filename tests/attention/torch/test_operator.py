@@ -211,7 +211,7 @@ OPERATOR = ("fa2-bf16", True, None, 4, 8, None, None)
     ("engine", "dtype"),
     [
         ("numpy", torch.float32),
-        ("xla", torch.bfloat16),
+        pytest.param("xla", torch.bfloat16, marks=pytest.mark.thorough),
         pytest.param("numpy", torch.bfloat16, marks=pytest.mark.thorough),
         pytest.param("xla", torch.float32, marks=pytest.mark.thorough),
     ],

@@ -261,6 +261,7 @@ def test_other_axes_are_held_where_most_conditions_are(path):
     assert cut.held == {"input": "gaussian"} and cut.cells.sum() == 27
 
 
+@pytest.mark.thorough
 @pytest.mark.pictures
 def test_no_more_than_eight_lines_the_largest_first(path):
     inputs = [f"file{k}.npz" for k in range(11)]
