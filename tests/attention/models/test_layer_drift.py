@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from roundscope.attention.models.drift import (
-from tests.some import some
     HeadNumbers,
     HeadTensors,
     head_numbers,
     head_sums,
     numbers_of_sums,
 )
+from tests.some import some
 
 N, G, T, S, H, HV, D = 6, 2, 24, 24, 8, 5, 40
 
