@@ -215,6 +215,7 @@ def _tests(found: Findings) -> Table:
         rows,
         marked,
         name="answers",
+        below=(6,),
     )
 
 

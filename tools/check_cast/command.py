@@ -345,7 +345,8 @@ def _questions(rows: Sequence[Row], *more: str) -> Table:
         for r in rows
     ]
     heads = ["", "answer", "as asked", *more, "note"]
-    return Table(heads, cells, [r.status is Status.FAIL for r in rows], name="answers")
+    marked = [r.status is Status.FAIL for r in rows]
+    return Table(heads, cells, marked, name="answers", below=range(3, len(heads)))
 
 
 def share(row: Row) -> str:
@@ -355,12 +356,12 @@ def share(row: Row) -> str:
 
 def _worst(row: Row, asked: Rounding | BlockFormat) -> Section:
     lines = [
-        (str(number), *line)
+        ("" if i else str(number), *line)
         for number, example in enumerate(row.examples, 1)
-        for line in lines_of(example, row, asked)
+        for i, line in enumerate(lines_of(example, row, asked))
     ]
     heads = ("example", "", "decimal", "hexadecimal", "sign|exponent|fraction")
-    return Section(f"{row.name}: the worst", [Table(heads, lines)])
+    return Section(f"{row.name}: the worst", [Table(heads, lines, below=(4,))])
 
 
 def _agreements(title: str, note: str, found: Sequence[Agreement], *more: Part) -> list[Section]:

@@ -4,7 +4,7 @@ What a page looks like from top to bottom stands in `page.html.jinja`, and its s
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from roundscope.tools.report import pictures
-from roundscope.tools.report.model import Report, Section, Table, text_of
+from roundscope.tools.report.model import Cell, Report, Section, Table, text_of
 
 HERE = Path(__file__).parent
 LONG = 36  # number of characters beyond which a cell may take several lines
@@ -21,7 +21,8 @@ SECTIONS = 5  # sections from which on a page has a table of contents
 BREAKS = 24  # characters of a word beyond which it may break behind a dot, a line or a colon
 _NUMBER = re.compile(r"[-+±]?\s*[\d.,]+(e[-+]?\d+)?\s*[%x]?|-|inf|nan|")
 _WORD = re.compile(rf"[\w.:/,=-]{{{BREAKS},}}")
-_POWER = re.compile(r"[-+]?[\d.]+e[-+]\d+")
+_INTERVAL = r"[-+]?[\d.]+(?:e[-+]?\d+)? ±[\d.]+(?:e[-+]?\d+)?(?: [▲▼·])?"
+_UNBROKEN = re.compile(rf"{_INTERVAL}|[-+]?[\d.]+e[-+]\d+")
 _SENTENCE = re.compile(r"(?<=[a-z0-9)\]][.?!]) (?=\w)")  # where a sentence ends
 
 
@@ -32,6 +33,7 @@ def page(report: Report) -> str:
     html: str = _template().render(
         report=report,
         css=(HERE / "page.css").read_text(encoding="utf-8"),
+        is_brief=len(report.opening.number) <= LEAD,
         lead=_SENTENCE.split(text, maxsplit=1) if len(text) > LEAD else [text],
         names=names,
         contents=len(names) >= SECTIONS,
@@ -65,7 +67,8 @@ def _names(sections: Iterable[Section]) -> Iterator[tuple[int, str]]:
 
 
 def flowing(text: str) -> Markup:
-    """Return a text as HTML whose long words may break at their parts, and whose numbers do not.
+    """Return a text as HTML whose long words may break at their parts, and whose numbers do not,
+    nor between a number and its interval.
 
     Example:
         >>> print(flowing("model.layers.0.self_attn.q_proj: 1e-05"))
@@ -73,7 +76,7 @@ def flowing(text: str) -> Markup:
     """
     escaped = str(Markup.escape(text))
     parted = _WORD.sub(lambda m: re.sub(r"([._:/])(?=\w)", r"\1<wbr>", m[0]), escaped)
-    return Markup(_POWER.sub(r"<span class=n>\g<0></span>", parted))
+    return Markup(_UNBROKEN.sub(r"<span class=n>\g<0></span>", parted))
 
 
 def unbroken(command: str) -> Markup:
@@ -97,15 +100,26 @@ def _numeric(table: Table) -> str:
     return "".join(found)
 
 
+def _is_words(column: Sequence[str | Cell]) -> bool:
+    """Return whether the cells of a column begin with letters, but for empty ones."""
+    texts = [text for cell in column if (text := text_of(cell))]
+    return bool(texts) and all(t[0].isalpha() and not _NUMBER.fullmatch(t) for t in texts)
+
+
 def _kinds(table: Table) -> list[Markup]:
     """Return the class of each column's cells, as the attribute of a tag.
 
-    Long cells may break, so that no column is cut off; a narrow screen leaves optional ones out.
+    Long cells may break, so that no column is cut off; a narrow screen leaves optional ones out,
+    and shows others below.
     """
     columns = zip(*table.rows, strict=True) if table.rows else [()] * len(table.heads)
     found = []
     for number, column in enumerate(columns):
         is_long = any(len(text_of(cell)) > LONG for cell in column)
         names = ["text"] * is_long + ["more"] * (number in table.optional)
-        found.append(Markup(("", " class={}", " class='{}'")[len(names)].format(" ".join(names))))
+        names += ["left"] * (number > 1 and not is_long and _is_words(column))
+        names += ["below"] * (number in table.below)
+        found.append(
+            Markup(("", " class={}", " class='{}'")[min(len(names), 2)].format(" ".join(names)))
+        )
     return found

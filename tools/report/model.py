@@ -78,6 +78,8 @@ class Table:
         name: A class of the page's element, by which a script finds it.
         is_prose: Whether most columns are sentences.
         optional: The numbers of the columns that a screen that is too narrow leaves out.
+        below: The numbers of the columns whose cells such a screen shows below the others of
+            their row.
     """
 
     kind: ClassVar = "table"
@@ -88,6 +90,7 @@ class Table:
     name: str = ""
     is_prose: bool = False
     optional: Sequence[int] = ()
+    below: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,10 @@ def test_a_wrong_rule_is_named_in_every_report(capsys, tmp_path):
     assert data["sentence"].startswith(sentence) and not data["passed"]
     assert [row["name"] for row in data["rows"] if row["status"] == "fail"] == ["scales"]
     assert data["scale_rules"][0]["name"] == "rule floor"
-    assert sentence in (tmp_path / "out/report.html").read_text()
+    page = (tmp_path / "out/report.html").read_text()
+    assert sentence in page
+    worst = page.partition(": the worst</h3>")[2].partition("</table>")[0]
+    assert worst.count("<td>1<td>") == 1 and " below'>e8m0fnu 0" in worst
     suite = ElementTree.parse(tmp_path / "out/junit.xml").getroot()[0]
     failed = [case.get("name") for case in suite if case.find("failure") is not None]
     assert failed == ["scales"] and suite.get("failures") == "1"

@@ -10,6 +10,7 @@ from roundscope.tools.diagnose.tensors.findings import findings
 from roundscope.tools.diagnose.tensors.measured import Subject
 from roundscope.tools.diagnose.tensors.origin import origin
 from roundscope.tools.diagnose.tensors.verdict import Kind
+from roundscope.tools.report.model import Picture
 from tests.tools.diagnose.inputs import layer, measured, narrowed, request
 
 TOWARD_ZERO = narrowed(OD="e8m1:toward-zero")
@@ -68,3 +69,16 @@ def test_features_are_those_that_delta_reads():
     o = origin(m, 0)
     assert o.features.sum(1) == pytest.approx(m.drift.error[0, :, 0], rel=1e-3, abs=1e-7)
     assert [c.to_nearest for c in o.classes if c.site == "OD"] == [False]
+
+
+def test_a_narrow_screen_has_figures_of_its_own(narrowed_down):
+    """Three figures whose letters a telephone cannot show, or whose second panel is out of sight."""
+    from roundscope.tools.diagnose.report.steps import steps
+
+    shown = [p for s in steps(narrowed_down) for p in s.parts if isinstance(p, Picture)]
+    narrow = {p.title: p.narrow() for p in shown if p.narrow is not None}
+    assert [*narrow] == ["Directions", "Running sums", "Features and rows"]
+    for figure in narrow.values():
+        figure.draw_without_rendering()
+        places = [ax.get_position() for ax in figure.axes]
+        assert figure.get_figwidth() < 5.0 and places[0].y0 > places[1].y1

@@ -66,6 +66,38 @@ def test_a_narrow_screen_leaves_optional_columns_out_and_says_which():
     assert "class='note fewer'" not in made(Table(["name"], [["a"]]))
 
 
+def test_a_narrow_screen_shows_columns_below_the_others():
+    """The bits of an example, the point of its row, off the screen of a telephone."""
+    html = made(Table(["name", "got", "bits"], [["a", "3.0", "0|1"]], below=(2,)))
+    assert (
+        'class="n2 stacked" style="grid-template-columns:repeat(2,auto)"' in html
+        and "<td class=below>0|1" in html
+    )
+    narrow = CSS.partition("(max-width:560px)")[2].partition("@media")[0]
+    assert re.search(r"stacked\{display:grid", narrow)
+    assert re.search(r"\.below\{grid-column:1/-1", narrow)
+    assert "stacked" not in made(Table(["name"], [["a"]])).partition("</style>")[2]
+
+
+def test_words_stand_at_the_left_and_numbers_at_the_right():
+    """A question at the far right of a page, away from the test that it belongs to."""
+    html = made(Table(["a", "b", "why", "z", "n"], [["x", "y", "Is it?", "nan", "3 of 4"]] * 2))
+    assert "<th class=left>why" in html and "<td class=left>Is it?" in html
+    assert "<td>nan<td>3 of 4" in html and re.search(r"\.left\{text-align:left", CSS)
+
+
+def test_a_number_stays_with_its_interval():
+    """-0.21, +-0.06 and the mark on three lines."""
+    assert "<td><span class=n>-0.21 ±0.06 ·</span>" in made(Table(["a"], [["-0.21 ±0.06 ·"]]))
+    assert "<span class=n>+3e-05 ±1e-06</span> here" in made(Text("+3e-05 ±1e-06 here"))
+
+
+def test_many_words_of_a_number_are_not_bold():
+    """An answer of which most is bold, so that nothing is."""
+    assert "<p class=number>z is 3." in made(opening=Opening("O.", "z is 3."))
+    assert "<p>z is 3. z is" in made(opening=Opening("O.", "z is 3. " * 30))
+
+
 def test_panels_of_a_narrow_picture_stand_below_each_other():
     """A second panel off the screen of a telephone, of which the caption speaks."""
     figure, axes = canvas(2.0, 2, 3, narrow=True, sharex=True, width_ratios=[1, 2, 3])

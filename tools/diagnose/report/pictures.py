@@ -33,9 +33,9 @@ EFFECTS = {
 }
 
 
-def directions(found: Findings) -> Figure:
+def directions(found: Findings, *, narrow: bool = False) -> Figure:
     """Draw step 3: cosines of the factors by head, the leading direction's share, nulls."""
-    figure, axes = canvas(5.2, 2, 1, sharex=True)
+    figure, axes = canvas(5.2, 2, 1, sharex=True, narrow=narrow)
     top, bottom = axes[:, 0]
 
     def join(name: str) -> np.ndarray:
@@ -65,13 +65,13 @@ def directions(found: Findings) -> Figure:
     heads_below(found, (top, bottom))
     for ax in (top, bottom):
         place: Any = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.2}
-        ax.legend(**LEGEND, ncols=4, **place)
+        ax.legend(**LEGEND, ncols=2 if narrow else 4, **place)
     return figure
 
 
-def coherences(found: Findings) -> Figure:
+def coherences(found: Findings, *, narrow: bool = False) -> Figure:
     """Draw step 4: every head's running sum in deviations of its whole sum, and A by head."""
-    figure, axes = canvas(5.6, 2, 1, height_ratios=[1.6, 1])
+    figure, axes = canvas(5.6, 2, 1, height_ratios=[1.6, 1], narrow=narrow)
     top, bottom = axes[:, 0]
     limit = threshold(found.coherence.tests)
     for i, c in enumerate(found.coherences):
@@ -90,7 +90,7 @@ def coherences(found: Findings) -> Figure:
     top.set_xlim(0.0, 1.0)
     top.set_xlabel("tokens, from the first to the last")
     top.set_ylabel("running sum of delta's error,\nin standard deviations of random signs")
-    top.legend(**LEGEND, loc="upper left", ncols=2)
+    top.legend(**LEGEND, loc="upper left", ncols=1 if narrow else 2)
     a = np.concatenate([c.a for c in found.coherences])
     biased = np.concatenate([c.p < c.level for c in found.coherences])
     bottom.bar(np.arange(a.size), a, color=np.where(biased, UP, QUIET), width=0.7)
@@ -167,10 +167,10 @@ def accounts(found: Findings) -> Figure:
     return figure
 
 
-def features(found: Findings) -> Figure:
+def features(found: Findings, *, narrow: bool = False) -> Figure:
     """Draw the mean of dO (O - O exact) by feature, and running sums by kind of row."""
     o = found.origin
-    figure, axes = canvas(3.0, 1, 2, width_ratios=[1.15, 1])
+    figure, axes = canvas(3.0, 1, 2, width_ratios=[1.15, 1], narrow=narrow)
     left, right = axes[0]
     x, tokens = o.features, o.features.shape[0]
     band = threshold(x.shape[1]) * np.sqrt((x**2).sum(0)) / tokens

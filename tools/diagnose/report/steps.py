@@ -3,9 +3,12 @@
 Steps 1 and 2 are a run's.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from roundscope.tools.diagnose.replay.start import Replayed, RunPart
 from roundscope.tools.diagnose.report import pictures, words, words_run
@@ -26,6 +29,11 @@ def steps(found: Findings) -> list[Section]:
     return [*first_steps(found.run), *(of(found) for of in own)]
 
 
+def _restacked(title: str, draw: Callable[..., Figure], found: Findings, caption: str) -> Picture:
+    """Return a picture that a narrow screen shows with its panels below each other."""
+    return Picture(title, draw(found), caption, partial(draw, found, narrow=True))
+
+
 def _direction(found: Findings) -> Section:
     x = words.read_by(found)
     last = "M is the error of dW_Q that delta's error makes (arXiv 2510.04212, eq. 2), up to alpha."
@@ -40,7 +48,7 @@ def _direction(found: Findings) -> Section:
         " K)[T], c = delta's error, against c permuted over tokens and c with flipped signs."
         f" {last}"
     )
-    picture = Picture("Directions", pictures.directions(found), caption)
+    picture = _restacked("Directions", pictures.directions, found, caption)
     return step(3, "Carrier", words.direction(found), picture)
 
 
@@ -51,7 +59,7 @@ def _coherence(found: Findings) -> Section:
         " The band holds for a head that is chosen blindly. Below: A = |sum| / sqrt(sum of"
         " squares); red: biased."
     )
-    picture = Picture("Running sums", pictures.coherences(found), caption)
+    picture = _restacked("Running sums", pictures.coherences, found, caption)
     return step(4, "Coherence", words.coherence(found), picture)
 
 
@@ -71,7 +79,7 @@ def _origin(found: Findings) -> Section:
     )
     shown = [
         Picture("Accounts", pictures.accounts(found), accounts),
-        Picture("Features and rows", pictures.features(found), features),
+        _restacked("Features and rows", pictures.features, found, features),
     ]
     if (run := found.origin.running) is not None:
         rows = "among rows with several P = 1" if run.several else "of all"

@@ -70,8 +70,9 @@ def _biases(ax: Any, limit: float, biases: list[tuple[Event, Bias]], title: str)
         hover(bar, f"{told}; {formula(e.name)}")
     _signed_log(ax.set_xscale, np.concatenate([means, band]))
     ax.axvline(0.0, color=INK, lw=0.8)
-    ax.set_title(title, fontsize=9.5)
-    ax.legend(loc="lower right", fontsize=8, frameon=False)
+    ax.set_title(title, fontsize=9.5, loc="left")
+    above: Any = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "borderaxespad": 0.2}
+    ax.legend(**above, fontsize=8, frameon=False)
 
 
 def budget(b: ErrorBudget, parts: list[Line], *, narrow: bool = False) -> Figure | None:

@@ -83,14 +83,16 @@ def results(s: Summary) -> Table:
         for row, x in zip(rows, numbers, strict=True):
             row.append("" if x is None else f"{x:.2e}")
     heads += [f"z{limit}", *more]
-    optional = 2
     if s.results[0].least is not None:  # beside the error that it is to be held against
         heads.insert(2, "rounded\nonce")
-        optional = 3
         for row, r in zip(rows, s.results, strict=True):
             row.insert(2, "" if r.least is None else f"{r.least:.2e}")
+    spared = {"largest\n(absolute)", "casts of\ninputs", "without\ncasts"}
+    spared |= {"rounded\nonce"} if beside else set()
     marked = [r.is_biased or not r.is_known for r in s.results]
-    return Table(heads, rows, marked, optional=(optional,) if len(heads) > 6 else ())
+    return Table(
+        heads, rows, marked, optional=[i for i, head in enumerate(heads) if head in spared]
+    )
 
 
 def _gain(r: Result) -> list[str]:
