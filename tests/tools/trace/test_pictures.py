@@ -53,3 +53,14 @@ def test_heads_and_rows_are_counted_in_whole_numbers():
     left = figure.axes[0]
     for ticks in (left.get_xticks(), left.get_yticks()):
         assert np.array_equal(ticks, np.round(ticks))
+
+
+def test_the_null_bands_words_stand_above_the_bars(injected):
+    """Words written over the last bars, which end where they begin."""
+    figure = plots.bias(injected)
+    figure.draw_without_rendering()
+    for ax in figure.axes:
+        box = ax.get_legend().get_window_extent()
+        assert box.y0 >= ax.get_window_extent().y1
+        title = ax.get_title(loc="left")
+        assert title and ax.get_title() == ""

@@ -12,6 +12,7 @@ from rich.console import Console
 from roundscope.tools.report.terminal import show
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace.analysis.consequences import Gain, gain
+from roundscope.tools.trace.report import tables
 from roundscope.tools.trace.report import words as trace_words
 from roundscope.tools.trace.report.report import of_layer
 from roundscope.tools.trace.run import observe
@@ -132,3 +133,11 @@ def test_large_errors_leave_the_table_whole(width):
     assert all(len(line) <= width and "…" not in line for line in lines)
     (injected,) = (line for line in lines if re.match(r"P +bf16", line))
     assert "▲" in injected and "e+0" in injected
+
+
+def test_a_narrow_screen_keeps_how_much_too_long_and_z(cut):
+    """The columns that the answer speaks of, behind the edge of a telephone."""
+    table = tables.results(cut)
+    kept = [head for i, head in enumerate(table.heads) if i not in table.optional]
+    assert kept[:3] == ["result", "relative\nrms error", "rounded\nonce"]
+    assert kept[3].startswith("too long") and kept[4].startswith("z") and len(kept) == 5
