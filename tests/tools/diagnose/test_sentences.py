@@ -72,7 +72,7 @@ def test_features_are_those_that_delta_reads():
 
 
 def test_a_narrow_screen_has_figures_of_its_own(narrowed_down):
-    """Three figures whose letters a telephone cannot show, or whose second panel is out of sight."""
+    """Letters that a telephone cannot show, or a second panel that is out of sight."""
     from roundscope.tools.diagnose.report.steps import steps
 
     shown = [p for s in steps(narrowed_down) for p in s.parts if isinstance(p, Picture)]
