@@ -318,7 +318,7 @@ def test_nothing_ok(path):
     )
     assert (
         "None of 4 cells is ok" in text
-        and "<td>3<td>seed=0<td>boom &lt;script&gt;" in text
+        and "<td>3<td>seed=0<td class=left>boom &lt;script&gt;" in text
         and "<svg" not in text
     )
 
