@@ -19,8 +19,9 @@ from roundscope.attention.testing.foreign.user import LIBRARIES, function_named,
 from roundscope.emu.blocks.format import INTEGERS, BlockFormat
 from roundscope.emu.errors import MEANT, unknown
 from roundscope.emu.formats.format import NAMED, Format, format_named
-from roundscope.emu.roundings.modes import Rounding, RoundingMode
+from roundscope.emu.roundings.modes import Rounding, RoundingMode, rounding
 from roundscope.emu.testing.casts import examine_cast
+from roundscope.emu.testing.casts.behaviors import MODES
 from roundscope.emu.testing.casts.hadamard import hadamard as transform
 from roundscope.emu.testing.casts.records import (
     NARROW,
@@ -33,6 +34,7 @@ from roundscope.emu.testing.casts.records import (
 from roundscope.emu.testing.casts.shared_scales import Scope, parted
 from roundscope.emu.testing.differences import bits_of
 from roundscope.emu.testing.foreign import ForeignError, check_timeout, limited
+from roundscope.emu.testing.rounding import overflows
 from roundscope.tools.check_cast.options import CheckCastOptions
 from roundscope.tools.errors import bad
 from roundscope.tools.report.deliver import deliver, failed
@@ -277,11 +279,21 @@ def _again(asked: CheckCastOptions, found: CastReport) -> tuple[str, str] | None
     if found.instead in (f"{found.name}, {NARROW}", f"{found.name} divided in float32"):
         return NARROW_TOO, _command(replace(asked, divided="float32"))
     if (other := found.otherwise) is None:
+        if isinstance(found.asked, Rounding) and found.instead in _roundings(found.asked):
+            own = replace(asked, format=str(_roundings(found.asked)[found.instead]))
+            return "Next, if the function means that, ask for it", _command(own)
         return None
     changed: dict[str, Any] = {other.option: other.value}
     if other.option == "tensor_scale":
         changed = {"tensor_scale": float(other.value)}
     return f"Next, since {other}, ask for that", _command(replace(asked, **changed))
+
+
+def _roundings(asked: Rounding) -> dict[str, Rounding]:
+    """Return the roundings of other modes and policies by their names as known behaviors."""
+    policies = overflows(asked.format)
+    all_of = (rounding(asked, mode, overflow=p) for mode in MODES for p in policies)
+    return {f"{r.format.name}:{r.mode}:{r.overflow}": r for r in all_of}
 
 
 def _command(asked: CheckCastOptions) -> str:
@@ -324,7 +336,7 @@ def _brief(asked: CheckCastOptions, found: CastReport) -> list[Part]:
         parts.append(Section(title, [Code("\n".join(lines))]))
     if not found.passed:
         title = "known behaviors: how many results each explains"
-        if not found.has_nearest:
+        if not found.has_nearest and found.otherwise is None:
             title += "; none explains half, so that none is a cause"
         parts.append(_agreement(title, found.behaviors[:FEW]))
     if again := _again(asked, found):
@@ -407,10 +419,16 @@ def lines_of(
     scale = 1.0 if of_scales else example.scale
     given = "largest magnitude" if of_scales else "input"
     lines = [_line(given, example.given, example.given, format_named("fp32"))]
+    if math.isnan(example.given):  # which NaN it was stands in the note of its row
+        lines = [(given, "nan", "nan", "")]
+    is_grid = f in INTEGERS.values() and not of_scales
+    unit = 2.0 ** (f.precision - 1) if is_grid else 1.0
     if scale != 1.0:
-        lines.append(("scale", f"{scale:.9g}", hexed(scale), ""))
+        lines.append(("scale", f"{scale / unit:.9g}", hexed(scale / unit), ""))
     for label, value in (("got", example.got), ("expected", example.expected)):
         label, decimal, hexadecimal, bits = _line(label, value, value / scale, f)
+        if is_grid and math.isfinite(value):
+            bits = f"{f.name} {value / scale * unit:.9g}"
         if math.isnan(value) and not f.nan and isinstance(asked, BlockFormat):
             bits = f"{f.name} has no NaN: only the scale can be NaN"
         lines.append((label, decimal, hexadecimal, bits))

@@ -104,7 +104,7 @@ def examine_cast(
     if front is not None:
         _check_front(front, asked, scope)
     if tensor_scale is not None:
-        check_real("tensor_scale", tensor_scale, 0.0, math.inf, "it is finite and above 0")
+        check_real("tensor_scale", tensor_scale, 0.0, math.inf, "it must be finite and above 0")
         tensor_scale = float(np.float32(tensor_scale)) or tensor_scale
         if isinstance(asked, BlockFormat) and scope is Scope.TENSOR:
             with np.errstate(all="ignore"):

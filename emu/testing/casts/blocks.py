@@ -49,6 +49,7 @@ from roundscope.emu.testing.casts.quantized import (
     fits,
     quantized,
     under_cast,
+    unit_of,
 )
 from roundscope.emu.testing.casts.records import (
     Agreement,
@@ -470,7 +471,8 @@ def _zeros(function: Function, f: BlockFormat, name: str, question: str) -> Row:
     special = (found.x == 0).all(axis=1)
     good = (found.y[special] == 0).all(axis=1)
     scale = np.unique(found.scales[special])
-    note = f"their scale is {scale[0]:g}" if found.given and scale.size == 1 else ""
+    own = scale / unit_of(f)
+    note = f"their scale is {own[0]:g}" if found.given and scale.size == 1 else ""
     row = _block_row(name, question, good)
     alone = quantized(function, x * 0, f)
     if (alone.y == 0).all():

@@ -356,7 +356,7 @@ def examine_elements(
     is_asked = is_random and agree == wide.size and not has_failed
     other = None
     if scale != 1.0 and not is_random and agree < wide.size and best.agree < best.of:
-        other = another_scale(x.astype(np.float64), got, asked)
+        other = another_scale(x.astype(np.float64), _counted(got, f), asked)
     return CastReport(
         asked=asked,
         title=str(asked) if scale == 1.0 else f"{asked} of numbers over {scale:g}",
@@ -397,6 +397,16 @@ def another_scale(x: Numbers, elements: Numbers, asked: Rounding) -> Otherwise |
     if 2 * agree < x.size:
         return None
     return Otherwise("tensor_scale", repr(scale), agree, x.size)
+
+
+def _counted(elements: Numbers, f: Format) -> Numbers:
+    """Return elements of integers, whose products had another scale, by counting their steps."""
+    unit = 2.0 ** (f.precision - 1)
+    is_grid = f in INTEGERS.values() and (elements != 0).any()
+    if not is_grid or np.isin(np.abs(elements) * unit, np.arange(unit + 1)).all():
+        return elements
+    steps = elements / np.abs(elements[elements != 0]).min()
+    return np.rint(steps) / unit if np.allclose(steps, np.rint(steps), atol=1e-3) else elements
 
 
 def _shortest(low: float, high: float) -> float:
@@ -484,7 +494,9 @@ def _special_row(function: Function, name: str, r: Rounding, scale: float) -> Ro
         return skipped(name, question, f"{r.format.name} has no NaN; NaN became {became}")
     wide = x.astype(np.float64)
     good, expected = is_allowed(got, wide, r)
-    return row_of(name, question, good, wide, got, expected, f=r.format)
+    row = row_of(name, question, good, wide, got, expected, f=r.format)
+    wrong = zip(x.view(np.uint32)[~good], got[~good], strict=True)
+    return replace(row, note="; ".join(f"0x{bits:08x} became {y:g}" for bits, y in wrong))
 
 
 def _remaining(

@@ -207,7 +207,7 @@ def _of_parts(parts: Sequence[Any], lines: Numbers, at: Layout, f: BlockFormat) 
             " tensor_scale)",
         )
     e, s = f.element.format, f.scale
-    unit = _unit(f)
+    unit = unit_of(f)
     is_code = unit == 1 or str(getattr(parts[0], "dtype", "")).removeprefix("torch.")[:4] == "uint"
     of_units = parts[0] if is_code else parts[0] / unit
     elements = to_lines(np, numbers_of(of_units, e, at.shape, "elements"), at)
@@ -230,7 +230,7 @@ def _of_parts(parts: Sequence[Any], lines: Numbers, at: Layout, f: BlockFormat) 
     )
 
 
-def _unit(f: BlockFormat) -> float:
+def unit_of(f: BlockFormat) -> float:
     """Return what returned integers k are counted in: k / 64 (int8) or k / 4 (int4) is an element.
 
     Quantizers return k and the scale of k, which is so much smaller. In MX formats elements are

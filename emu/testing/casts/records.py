@@ -214,11 +214,12 @@ class CastReport:
     @property
     def _special(self) -> str:
         """The failed rows that no known behavior accounts for, in words."""
-        return "".join(
-            f"; {row.name} {'fail' if row.name == 'infinities' else 'fails'}: {_became(row)}"
-            for row in self.failed
-            if row.name == "NaN" or (row.name == "infinities" and self.noun == "blocks")
-        )
+        told = {"NaN": "NaN fails: ", "NaN stays": "a NaN or infinity changes other blocks: "}
+        is_same = self.instead and _policy(self.instead) == _policy(self.name)
+        if self.noun == "blocks" or is_same:
+            told["infinities"] = "infinities fail: "  # not where the policy of overflow says so
+        rows = (row for row in self.failed if row.name in told)
+        return "".join(f"; {told[row.name]}{_became(row)}" for row in rows)
 
     @property
     def failed(self) -> tuple[Row, ...]:
@@ -231,10 +232,15 @@ class CastReport:
         return not self.failed
 
 
+def _policy(name: str) -> str:
+    """Return what a cast does with overflow, the last word of its name without its faults."""
+    return next(iter(name.split()), "").rpartition(":")[2]
+
+
 def _became(row: Row) -> str:
     """Return what became of the inputs of a failed row, as in "128 of 128 became 0"."""
     got = dict.fromkeys(f"{example.got:g}" for example in row.examples)
-    became = f" became {' or '.join(got)}" if got else " differ"
+    became = f" became {' or '.join(got)}" if got else ""
     return f"{row.of - row.agree:,} of {row.of:,}{became}"
 
 

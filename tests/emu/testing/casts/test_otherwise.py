@@ -76,6 +76,28 @@ def test_a_scale_counts_in_binary32_and_quotients_may_too() -> None:
     check(other, "int8[tensor]", "tensor_scale", "0.02", "the scale 0.02 explains")
 
 
+def test_numbers_of_another_scale_are_counted() -> None:
+    """Products k * 0.02 in place of the integers k, asked for with the scale 0.03."""
+
+    def products(x: np.ndarray) -> np.ndarray:
+        step = np.float32(0.02)
+        return (np.clip(np.rint(x / step), -127, 127) * step).astype(np.float32)
+
+    found = examine_cast(products, "int8[tensor]", tensor_scale=0.03)
+    check(found, "int8[tensor]", "tensor_scale", "0.02", "the scale 0.02 explains")
+
+
+def test_a_cast_of_another_mode_is_told_to_ask_for_it_and_which_nan_is_lost() -> None:
+    def cut(x: np.ndarray) -> np.ndarray:
+        return (np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+    found = examine_cast(cut, "bf16")
+    again = _again(CheckCastOptions(function="m:f", format="bf16"), found)
+    assert again is not None and again[1].endswith("--format bf16:toward-zero")
+    [nan] = [row for row in found.rows if row.name == "NaN"]
+    assert nan.note == "0x7f800001 became inf"
+
+
 def test_what_is_right_is_told_nothing_else() -> None:
     found = examine_cast(of_one_scale, "int8[tensor]", tensor_scale=2.0**-6)
     assert found.passed or found.failed[0].name == "NaN"
