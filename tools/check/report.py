@@ -381,9 +381,9 @@ def how(found: Findings) -> list[str]:
         lines.append(
             f"The kernel and {c.plan} ran on the same inputs, and the errors of both from exact"
             f" attention in binary64 were compared: {many(c.heads, 'head')},"
-            f" {many(c.looks, 'draw')} of each kind of inputs at most. It may have {m.rms:g} times the"
-            f" plan's rms error, {m.row:g} times that of its worst row, and a bias that differs by"
-            f" {m.bias:g} of the rms error. A single head fails beyond"
+            f" {many(c.looks, 'draw')} of each kind of inputs at most. It may have"
+            f" {m.rms:g} times the plan's rms error, {m.row:g} times that of its worst row, and a bias that"
+            f" differs by {m.bias:g} of the rms error. A single head fails beyond"
             f" {m.gross_rms:g} and {m.gross_row:g} times. The means over heads of a kernel as good"
             f" as the plan give a false alarm with probability {c.false_alarm:g} at most, over all"
             " questions."

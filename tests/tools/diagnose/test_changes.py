@@ -36,7 +36,7 @@ def test_changes_reach_the_plan_and_the_next_command(roundscope, tmp_path, monke
 
 def test_the_layout_is_told_and_the_next_step_keeps_it(roundscope, tmp_path):
     """ "give --layout BNTH" of a command that has no such option; a next step without it."""
-    path, given = tmp_path / "own.safetensors", tensors(b=1, t=64, s=64, n=4, g=4, hv=8)
+    path, given = tmp_path / "own.safetensors", tensors(b=1, t=16, s=16, n=4, g=4, hv=8)
     turned = {name: np.ascontiguousarray(x.swapaxes(1, 2)) for name, x in given.items()}
     save_file(turned, path)
     code, _, err = roundscope("diagnose", path, "--out", tmp_path / "d")

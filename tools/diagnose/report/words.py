@@ -69,8 +69,8 @@ def opening(found: Findings) -> str:
         most = max((float(np.nanmax(x)) for x in found.rows if x is not None), default=0.0)
         but = f" But the sums of rows of dS make {most:.2g} of the gradient of W_Q: {judged(most)}"
         return (
-            f"{before}Rounding does not add up here: in none of {many(of, 'head')} does the error of"
-            " delta, summed over tokens, exceed what random signs would give."
+            f"{before}Rounding does not add up here: in none of {many(of, 'head')} does the error"
+            " of delta, summed over tokens, exceed what random signs would give."
             f"{but if most > THRESHOLD / 2 else ''}"
         )
     start = f"{before}Rounding adds up here: the error of delta grows over tokens in {count} of"
@@ -146,8 +146,8 @@ def _nothing(found: Findings) -> str:
         )
     layers = f" of {len(found.measured)} layers" if len(found.measured) > 1 else ""
     return (
-        f"No bias seen: in none of {many(c.tests, 'head')}{layers} does the error of delta add up"
-        f" over tokens more than random signs would. The most extreme is {_furthest(found)}, where a"
+        f"No bias seen: in none of {many(c.tests, 'head')}{layers} does the error of delta add"
+        f" up over tokens more than random signs would. The most extreme is {_furthest(found)}, where a"
         f" head counts below p = {c.level:.1g}. {smallest(found)}"
     )
 
