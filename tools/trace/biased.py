@@ -101,7 +101,8 @@ def _hinted(s: "Summary") -> str:
     are, g = "is" if len(found) == 1 else "are", found[0].gain
     return (
         f"{many(g.heads, 'key head')} cannot show whether {named} {are} too long or too"
-        f" short: of so few chance alone gives a z of up to {g.limit:.1f}; trace more batch entries or heads."
+        f" short: of so few"
+        f" chance alone gives a z of up to {g.limit:.1f}; trace more batch entries or heads."
     )
 
 

@@ -147,7 +147,8 @@ def _nothing(found: Findings) -> str:
     layers = f" of {len(found.measured)} layers" if len(found.measured) > 1 else ""
     return (
         f"No bias seen: in none of {many(c.tests, 'head')}{layers} does the error of delta add"
-        f" up over tokens more than random signs would. The most extreme is {_furthest(found)}, where a"
+        f" up over tokens more than random signs would."
+        f" The most extreme is {_furthest(found)}, where a"
         f" head counts below p = {c.level:.1g}. {smallest(found)}"
     )
 
