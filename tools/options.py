@@ -133,6 +133,10 @@ Timeout = Annotated[
 Sample = Annotated[
     bool, typer.Option("--sample", help="Use the real tensors that come with Roundscope.")
 ]
+Layout = Annotated[
+    str | None,
+    typer.Option(help="Order of the axes: BNTH or BTNH; by default as in the file's metadata."),
+]
 Layers = Annotated[
     str | None, typer.Option(help="Use these layers only: names, numbers or patterns, by commas.")
 ]

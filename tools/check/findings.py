@@ -10,7 +10,7 @@ from roundscope.attention.testing.edges import NAN, RULED
 from roundscope.attention.testing.errors import Margins
 from roundscope.tools.check.options import CheckOptions
 from roundscope.tools.identify.identify import Identified, Kind
-from roundscope.tools.report.wording import listed
+from roundscope.tools.report.wording import listed, many
 
 BITS = "the arithmetic of its bits"  # the name of the one case of the explanation
 OF = {"envelope": ("rms", "row"), "bias": ("gain", "mean")}
@@ -175,7 +175,7 @@ class Findings:
         sizes = [f"{f.result} {math.exp(f.evidence.mean):.2f} times ({f.inputs})" for f in beyond]
         more = f" and {len(sizes) - MANY} more" if len(sizes) > MANY else ""
         return (
-            f" with {self.compared.heads} heads: no alarm, but errors beyond the margin of"
+            f" with {many(self.compared.heads, 'head')}: no alarm, but errors beyond the margin of"
             f" {MARGINS.rms:g} times the plan's: {', '.join(sizes[:MANY])}{more}"
         )
 
@@ -184,8 +184,8 @@ class Findings:
         if self.compared is not None:
             kinds = len({f.inputs for f in self.compared.findings})
             parts.append(
-                f"as exact and no more biased on {self.compared.heads} heads of {kinds}"
-                f" {'kind' if kinds == 1 else 'kinds'} of inputs"
+                f"as exact and no more biased on {many(self.compared.heads, 'head')} of"
+                f" {many(kinds, 'kind')} of inputs"
             )
         edges = self.of("edges")
         right = sum(c.answer is Answer.PASS for c in edges)

@@ -40,6 +40,7 @@ from roundscope.tools.report.model import (
 )
 from roundscope.tools.report.pictures import BAND, INK, NARROW, QUIET, UP, WIDTH
 from roundscope.tools.report.terminal import plain
+from roundscope.tools.report.wording import many
 from roundscope.tools.results.folder import request_of
 from roundscope.tools.results.machine import command_line, device, has_gpu, versions
 
@@ -380,10 +381,11 @@ def how(found: Findings) -> list[str]:
         c = found.compared
         lines.append(
             f"The kernel and {c.plan} ran on the same inputs, and the errors of both from exact"
-            f" attention in binary64 were compared: {c.heads} heads, {c.looks} draws of each kind"
-            f" of inputs at most. It may have {m.rms:g} times the plan's rms error, {m.row:g} times"
-            f" that of its worst row, and a bias that differs by {m.bias:g} of the rms error. A"
-            " single head fails beyond"
+            f" attention in binary64 were compared: {many(c.heads, 'head')},"
+            f" {many(c.looks, 'draw')} of each kind of inputs at most. It may have"
+            f" {m.rms:g} times the plan's rms error, {m.row:g} times"
+            " that of its worst row, and a bias that"
+            f" differs by {m.bias:g} of the rms error. A single head fails beyond"
             f" {m.gross_rms:g} and {m.gross_row:g} times. The means over heads of a kernel as good"
             f" as the plan give a false alarm with probability {c.false_alarm:g} at most, over all"
             " questions."

@@ -43,7 +43,7 @@ from roundscope.tools.identify.reading import (
 )
 from roundscope.tools.report.deliver import deliver, failed
 from roundscope.tools.report.progress import telling
-from roundscope.tools.report.wording import listed
+from roundscope.tools.report.wording import listed, many
 from roundscope.tools.results.folder import as_word, checked_folder, free_folder
 from roundscope.tools.tensors.layers import BARE, read_layers, sample_path
 
@@ -102,7 +102,8 @@ def kernel_asked(asked: CheckOptions) -> Kernel:
     try:
         check_timeout(asked.timeout)
         if asked.source in ADAPTERS or plain_name(asked.source) in OF_FILES:
-            return in_time(kernel(asked.source), asked.timeout)
+            named = in_time(kernel(asked.source), asked.timeout)
+            return partial(_without_gradients, named) if asked.forward else named
         own = kernel_of(
             asked.source,
             library=asked.library,
@@ -113,6 +114,11 @@ def kernel_asked(asked: CheckOptions) -> Kernel:
         return in_time(own, asked.timeout)
     except (ValueError, TypeError, ImportError) as error:
         raise bad("KERNEL", asked.source, unavailable(error) or why(error)) from None
+
+
+def _without_gradients(kernel: Kernel, x: Inputs) -> Outputs:
+    """Return the output of a kernel, whatever gradients it gives: what --forward asks about."""
+    return replace(kernel(x), dq=None, dk=None, dv=None)
 
 
 def said_of(asked: CheckOptions) -> dict[str, Any]:
@@ -267,8 +273,8 @@ def _running(function: Kernel, asked: CheckOptions) -> bool:
 def _about(asked: CheckOptions) -> str:
     mode = {None: "causal and full", True: "causal", False: "full"}[asked.is_causal]
     return (
-        f"calls of {asked.batch} x {asked.heads} heads, {asked.tokens} tokens, {asked.features}"
-        f" features, {mode}, {asked.dtype}"
+        f"calls of {asked.batch} x {many(asked.heads, 'head')}, {many(asked.tokens, 'token')},"
+        f" {many(asked.features, 'feature')}, {mode}, {asked.dtype}"
         + "".join(f", {name} {value}" for name, value in said_of(asked).items())
     )
 
@@ -316,7 +322,7 @@ def _explained(function: Kernel, asked: CheckOptions, tell: Tell, found: Finding
             sentence = f"It raised an error on these inputs: {raised(again)}."
             return Case(test="explanation", name=BITS, answer=Answer.FAIL, sentence=sentence)
     batch, tokens, heads, features = x.q.shape
-    where = f"On {tensors} ({batch * heads} heads of {features} features, {tokens} tokens)"
+    where = f"On {tensors} ({many(batch * heads, 'head')} of {features} features, {tokens} tokens)"
     return _searched(x, outputs, asked, tell, found, where)
 
 
@@ -385,6 +391,8 @@ def _of_file(path: Path, asked: CheckOptions, tell: Tell) -> Findings:
         layer = None if each.name == BARE else each.name
         calls.append(whole_of_file(path, asked.layout, layer, said))
     inputs, outputs = [c[2] for c in calls], [c[3] for c in calls]
+    if asked.forward:
+        outputs = [replace(x, dq=None, dk=None, dv=None) for x in outputs]
     if any("scale_o" in (x.scales or {}) for x in inputs):
         repair = "outputs are compared without it; store out divided by it, and leave scale_o out"
         raise bad("FILE", str(path), f"has scale_o: {repair}")
@@ -392,7 +400,7 @@ def _of_file(path: Path, asked: CheckOptions, tell: Tell) -> Findings:
     heads = sum(x.q.shape[0] * x.q.shape[2] for x in inputs)
     several = f", {len(calls)} layers" if len(calls) > 1 else ""
     found = Findings(
-        name=path.name, about=f"{heads} heads, {features} features{several}", asked=asked
+        name=path.name, about=f"{many(heads, 'head')}, {features} features{several}", asked=asked
     )
     found.notes += dict.fromkeys(f"{note}." for each in layers for note in each.notes)
     if is_half:
@@ -400,7 +408,7 @@ def _of_file(path: Path, asked: CheckOptions, tell: Tell) -> Findings:
     needed = heads_needed(level_of(asked.false_alarm, 1, 1))
     if heads < needed:
         found.notes.append(
-            f"The file has {heads} heads: an alarm from means over heads needs {needed} at"
+            f"The file has {many(heads, 'head')}: an alarm from means over heads needs {needed} at"
             f" --false-alarm {asked.false_alarm:g}, so only single heads can fail."
         )
     if {"envelope", "bias"} & set(asked.tests):

@@ -1,5 +1,6 @@
 """`roundscope diagnose`: prints a verdict on tensors or a run, and writes its report and JSON."""
 
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -41,22 +42,25 @@ def run(options: DiagnoseOptions, of_run: OfRun) -> None:
     path = path_given("RUN_OR_TENSORS", options.source, options.sample)
     is_run = path.is_dir()
     overrides = overrides_of(options.call)
-    layer, plan, out, changes = options.layer, options.plan, options.out, options.changes
+    layer, layout, plan = options.layer, options.layout, options.plan
+    out, changes = options.out, options.changes
     arm, first, until = options.arm, options.first, options.until
     said = {f"--{name}": x for name, x in asdict(options.call).items() if name != "causal"}
     if options.call.causal is not None:
         said["--causal" if options.call.causal else "--full"] = True
     wrong: dict[str, Any] = {"--arm": arm, "--from": first, "--until": until}
     repair = "is for a run's folder; leave it out"
+    given = {"--layer": layer, "--layout": layout} | said
     if is_run:
-        wrong = {"--layer": layer, "--plan": plan, "--set": " ".join(changes) or None} | said
+        wrong = given | {"--plan": plan, "--set": " ".join(changes) or None}
         repair = "is for tensors: a run has its own plan"
     for name, value in wrong.items():
         if value is not None:
             raise bad(name, value, repair)
+    more = [*map(str, changes), *([] if layout is None else [f"layout={layout.upper()}"])]
     digest = request_of(
-        str(path.resolve()), layer, plan, overrides, arm, first, until, *map(str, changes)
-    )  # without changes as older diagnoses have it
+        str(path.resolve()), layer, plan, overrides, arm, first, until, *more
+    )  # without more as older diagnoses have it
     if out is not None:
         checked_folder(out, RECORD)
     parts = [f"diagnose-{path.resolve().name if is_run else path.stem}"]
@@ -79,7 +83,7 @@ def run(options: DiagnoseOptions, of_run: OfRun) -> None:
                 found = _of_file(path, options, overrides, progress)
             progress(LAST, "report")
             if isinstance(found, Findings | Stopped):
-                found = data.diagnosis(found, time.perf_counter() - start)
+                found = data.diagnosis(found, time.perf_counter() - start, _source(options, given))
             report = diagnosis.report(found, digest)
             written = write(report, folder, RECORD)
     except KeyboardInterrupt:
@@ -93,11 +97,20 @@ def run(options: DiagnoseOptions, of_run: OfRun) -> None:
         print(f"written: {', '.join(map(str, written))}")
 
 
+def _source(options: DiagnoseOptions, given: dict[str, Any]) -> str:
+    """Return the tensors, with what was said of them, as words of the command of a next step."""
+    words = ["--sample" if options.source is None else str(options.source)]
+    for name, value in given.items():
+        if value is not None:
+            words += [name] if value is True else [name, str(value)]
+    return shlex.join(words)
+
+
 def _of_file(
     path: Path, options: DiagnoseOptions, overrides: Overrides, progress: Progress
 ) -> Findings | Stopped:
     plan = options.plan
-    layers = read_layers(path, layer=options.layer, overrides=overrides)
+    layers = read_layers(path, options.layout, options.layer, overrides=overrides)
     own = TraceOptions(budget=False, changes=options.changes)
     asked = request(own, plan_for(layers, plan), "none")
     layers = [noted(each, asked.plan, is_asked=plan is not None) for each in layers]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from roundscope.tools.options import CallOptions, Changes, Json, Layers, Sample, to_folder
+from roundscope.tools.options import CallOptions, Changes, Json, Layers, Layout, Sample, to_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,7 @@ class DiagnoseOptions:
     plan: Annotated[str | None, typer.Option(help="As in trace.")] = None
     changes: Changes = field(default_factory=list)
     call: CallOptions = field(default_factory=CallOptions)
+    layout: Layout = None
     arm: Annotated[
         str | None,
         typer.Option(help="Arm of a run; by default the one that failed first.", metavar="NAME"),

@@ -9,6 +9,11 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
 
+def many(count: int, what: str) -> str:
+    """Return a count with its noun: "1 cell", "2 cells"."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def factor(x: float) -> str:
     """Return how many times something is as large: two digits, from 10 on a whole number.
 

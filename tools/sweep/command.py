@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from roundscope.tools.errors import ExecutorError, UsageError, bad
 from roundscope.tools.report.terminal import console, plain, print_json
+from roundscope.tools.report.wording import many
 from roundscope.tools.signals import SIGNALLED
 from roundscope.tools.sweep.conditions.cell import Cell, left_out, without_repeats
 from roundscope.tools.sweep.options import SweepOptions
-from roundscope.tools.sweep.report.words import many
 
 if TYPE_CHECKING:
     from roundscope.tools.sweep.report.answers import Answer
@@ -93,6 +93,8 @@ def _pasted(options: SweepOptions, said: str) -> str:
     words = [f"preset={preset.split()[0]}", *options.axes]
     words += [word for each in options.zips for word in ("--zip", each)]
     words += ["--backward"] if options.backward else []
+    if options.out != SweepOptions().out:
+        words += ["--out", str(options.out)]
     return f": roundscope sweep {shlex.join(words)}"
 
 

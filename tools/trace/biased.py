@@ -12,7 +12,7 @@ from roundscope.attention.budget.parts import DIRECTED
 from roundscope.attention.budget.table import ErrorBudget, Line
 from roundscope.attention.trace.parts import site_of
 from roundscope.emu.roundings.modes import Overflow
-from roundscope.tools.report.wording import factor, listed
+from roundscope.tools.report.wording import factor, listed, many
 from roundscope.tools.trace.analysis.bias import Event
 from roundscope.tools.trace.results import Result, score, z_words
 
@@ -100,7 +100,8 @@ def _hinted(s: "Summary") -> str:
     )
     are, g = "is" if len(found) == 1 else "are", found[0].gain
     return (
-        f"{g.heads} key heads cannot show whether {named} {are} too long or too short: of so few"
+        f"{many(g.heads, 'key head')} cannot show whether {named} {are} too long or too"
+        f" short: of so few"
         f" chance alone gives a z of up to {g.limit:.1f}; trace more batch entries or heads."
     )
 
@@ -117,7 +118,8 @@ def _untold(s: "Summary") -> str:
     assert tested[0].gain is not None
     whose, are = listed([r.name for r in tested]), "is" if len(tested) == 1 else "are"
     return (
-        f"Whether {whose} {are} too long or too short cannot be said of {few_heads(s)} key heads,"
+        f"Whether {whose} {are} too long or too short cannot be said of"
+        f" {many(few_heads(s), 'key head')},"
         f" of which chance alone gives a z of up to {tested[0].gain.limit:.0f}: trace more batch"
         " entries or heads for that."
     )

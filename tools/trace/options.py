@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from roundscope.tools.options import CallOptions, Changes, Json, Layers, Sample, to_folder
+from roundscope.tools.options import CallOptions, Changes, Json, Layers, Layout, Sample, to_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +41,7 @@ class TraceOptions:
     block_q: Annotated[int, typer.Option(help="Queries per tile.")] = 128
     block_k: Annotated[int, typer.Option(help="Keys per tile.")] = 128
     call: CallOptions = field(default_factory=CallOptions)
-    layout: Annotated[
-        str | None,
-        typer.Option(help="Order of the axes: BNTH or BTNH; by default as in the file's metadata."),
-    ] = None
+    layout: Layout = None
     changes: Changes = field(default_factory=list)
     inject: Annotated[
         list[str],

@@ -1,6 +1,8 @@
 """Where a trace says that nothing is wrong, so that nobody repairs what is as good as it can be."""
 
-from roundscope.tools.report.wording import factor, listed
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.sites import Site
+from roundscope.tools.report.wording import factor, listed, many
 from roundscope.tools.trace.biased import few_heads, hints
 from roundscope.tools.trace.results import EVENT, unchanged
 from roundscope.tools.trace.summary import Summary
@@ -39,8 +41,30 @@ def stop(s: Summary) -> str:
         most = max(times.values())
         more = f", and {listed([*times])} at most {factor(most)} times as much as one makes"
     heads = few_heads(s)
-    nothing = f"Nothing that {heads} key heads can show" if heads else "Nothing"
-    return (
-        f"{nothing} is wrong here, and you can stop: out has hardly more error than one rounding to"
-        f" {name} makes{more}."
+    nothing = f"Nothing that {many(heads, 'key head')} can show" if heads else "Nothing"
+    said = _no_longer_narrow(s.request.plan)
+    right = f"{nothing} is wrong here, and you can stop"
+    if said:
+        right = f"{said}; n{nothing[1:]} is wrong with what is left"
+    return f"{right}: out has hardly more error than one rounding to {name} makes{more}."
+
+
+def _no_longer_narrow(plan: Plan) -> str:
+    """Return that changes widened events of 8 bits or fewer, or "" where they widened none.
+
+    A layer that is right then shows nothing of the published plan, whose kernel rounds there.
+    """
+    base = unchanged(plan)
+    narrow = [site for site in Site if base[site].format.bits <= 8]
+    wide = [site for site in narrow if plan[site].format.bits > base[site].format.bits]
+    if not wide:
+        return ""
+    kinds = dict.fromkeys(
+        f"{'INT' if base[site].format.name.startswith('int') else 'FP'}{base[site].format.bits}"
+        for site in wide
     )
+    names, own = listed([str(site) for site in wide]), base.name
+    left = [site for site in Site if plan[site].format.bits <= 8]
+    lost = f"No {' or '.join(kinds)} rounding of this plan is left, since " if not left else ""
+    verb = "are" if len(wide) > 1 else "is"
+    return f"{lost}{names} {verb} wider than in {own}, of which this says nothing"

@@ -61,6 +61,14 @@ def test_a_good_kernel_passes_every_test(check, tmp_path):
     assert int(suite.get("tests")) == len(data["cases"]) and suite.get("failures") == "0"
 
 
+def test_the_output_alone_of_a_kernel_known_by_name():
+    """--forward that judges gradients too, where a kernel is known by its name."""
+    x = drawn(CheckOptions(source="sdpa-math", tokens=8, heads=1, batch=1), "ties, full", 0)
+    for forward, names in ((True, {"out"}), (False, {"out", "dq", "dk", "dv"})):
+        kernel = run.kernel_asked(CheckOptions(source="sdpa-math", forward=forward))
+        assert {name for name, _ in kernel(x).named()} - {"lse"} == names
+
+
 def test_a_short_output_is_a_bias(check, tmp_path):
     """A bias that a tolerance of one percent lets pass; an exit code of 0 for it."""
     junit = tmp_path / "check.xml"

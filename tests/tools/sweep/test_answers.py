@@ -162,7 +162,8 @@ class TestRefusals:
             assert code == 2 and not out.exists()
             assert "3 of 6 cells cannot run, so nothing was computed" in told
             assert "format.P=fp16" in told and "cannot read P in fp16; round P to bf16" in told
-            assert "roundscope sweep preset=fa2-bf16 P=bf16,fp16 T=16" in told
+            again = "roundscope sweep preset=fa2-bf16 P=bf16,fp16 T=16 N=1 H=16 seed=0:3"
+            assert f"{again} --out {out}" in told
         assert cell_of(SMALL | {"format.P": "fp16", "preset": "fa2-bf16"})
 
     @pytest.mark.parametrize("preset", ["fa2", "qiu-yao", "fa3-fp8", "mxfp8-attention", "fa4-fp8"])

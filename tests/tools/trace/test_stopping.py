@@ -18,9 +18,10 @@ from roundscope.tools.trace.biased import bias
 from roundscope.tools.trace.repairs import to_promote
 from roundscope.tools.trace.report import plots
 from roundscope.tools.trace.report.report import _opening, of_layer, stepped
+from roundscope.tools.trace.report.tables import sizes
 from roundscope.tools.trace.results import CLOSE, EVENT, Result
 from roundscope.tools.trace.run import observe
-from roundscope.tools.trace.stopping import stop
+from roundscope.tools.trace.stopping import _no_longer_narrow, stop
 from roundscope.tools.trace.summary import summarise
 from roundscope.tools.trace.verdict import verdict
 from tests.tools.trace.inputs import asked
@@ -62,6 +63,8 @@ def test_few_heads_are_said_to_show_little_and_nothing_contradicts_it():
     assert first.startswith("None of ") and "key heads" not in first
     assert re.match(r"Whether out.* cannot be said of 2 key heads", second)
     assert stop(s).startswith("Nothing that 2 key heads can show is wrong here, and you can stop")
+    one = Layer(name="a", q=layer.q[:, :, :1], k=layer.k[:, :, :1], v=layer.v[:, :, :1])
+    assert "1 head," in sizes(replace(s, layer=one))
 
 
 def test_a_next_step_replaces_the_changes_of_the_command():
@@ -70,6 +73,26 @@ def test_a_next_step_replaces_the_changes_of_the_command():
     assert stepped(command, "--set Q=fp32 --set K=fp32") == (
         "roundscope trace 'a b.st' --set V=bf16 --budget-heads 2 --set Q=fp32 --set K=fp32"
     )
+
+
+@pytest.mark.parametrize("kept", [(), ("V",)])
+def test_a_plan_whose_narrow_roundings_were_widened_is_not_called_right(kept):
+    """The chain of advice on an FP8 kernel that ends with: nothing is wrong, you can stop."""
+    wide = [site for site in ("Q", "K", "V", "P") if site not in kept]
+    plan = Plan.preset("cudnn-mxfp8").changed(*(f"{site}=fp32" for site in wide))
+    said = _no_longer_narrow(plan)
+    named = ", ".join(wide[:-1]) + f" and {wide[-1]} are wider than in cudnn-mxfp8"
+    assert named in said and said.startswith("No FP8 rounding of this plan is left") == (not kept)
+    for name in ("cudnn-mxfp8", "fa2-bf16; P=fp32", "fa2-bf16; P=e4m3fn"):
+        base, _, change = name.partition("; ")
+        assert not _no_longer_narrow(Plan.preset(base).changed(*change.split()))
+
+
+def test_the_end_of_a_chain_of_advice_on_fp8_names_what_was_widened(best):
+    plan = Plan.preset("cudnn-mxfp8").changed("Q=fp32", "K=fp32", "V=fp32", "P=fp32")
+    said = stop(replace(best, request=replace(best.request, plan=plan)))
+    assert said.startswith("No FP8 rounding of this plan is left, since Q, K, V and P are wider")
+    assert "you can stop" not in said and "nothing is wrong with what is left: out has" in said
 
 
 @pytest.mark.parametrize(

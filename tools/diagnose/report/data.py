@@ -59,10 +59,15 @@ GLOSSARY = {
 }
 
 
-def diagnosis(found: Findings | Stopped, seconds: float) -> Diagnosis:
-    """Return what is said of tensors, or of a GPT's run."""
+def diagnosis(found: Findings | Stopped, seconds: float, source: str = "") -> Diagnosis:
+    """Return what is said of tensors, or of a GPT's run.
+
+    source: the file of the tensors, and what was said of it, as words of a command; by default its
+    name alone.
+    """
+    source = source or ("--sample" if found.file == sample_path().name else found.file)
     if isinstance(found, Stopped):
-        return _stopped(found, seconds)
+        return _stopped(found, seconds, source)
     run, request = found.run, found.layer.request
     about = (
         f"{found.file}, plan {request.plan.name}{', causal' if request.causal else ''}, against"
@@ -92,11 +97,11 @@ def diagnosis(found: Findings | Stopped, seconds: float) -> Diagnosis:
         machine=_machine(data),
         data=data,
         seconds=seconds,
-        **(_of_tensors(found) if run is None else {}),
+        **(_of_tensors(found, source) if run is None else {}),
     )
 
 
-def _stopped(found: Stopped, seconds: float) -> Diagnosis:
+def _stopped(found: Stopped, seconds: float, source: str) -> Diagnosis:
     """Return what is said where the results of every layer are infinite or NaN."""
     first = found.lost[0]
     data = _begin(found.file, first, found.lost, seconds) | _lost(found.lost)
@@ -121,12 +126,11 @@ def _stopped(found: Stopped, seconds: float) -> Diagnosis:
         data=data,
         seconds=seconds,
         why="Next, every event of the same call",
-        command=_trace(found.file, first.request.plan.name) + sets,
+        command=_trace(source, first.request.plan.name) + sets,
     )
 
 
-def _trace(file: str, plan: str) -> str:
-    source = "--sample" if file == sample_path().name else file
+def _trace(source: str, plan: str) -> str:
     name, *changes = plan.split("; ")
     sets = "".join(f" --set {shlex.quote(words)}" for words in changes)
     return f"roundscope trace {source} --plan {name}{sets}"
@@ -137,10 +141,10 @@ def _lost(lost: Sequence[Measured]) -> dict[str, Any]:
     return {"infinite_or_nan": {n: {"sentence": str(x)} | plain(x) for n, x in each.items()}}
 
 
-def _of_tensors(found: Findings) -> dict[str, str]:
+def _of_tensors(found: Findings, source: str) -> dict[str, str]:
     """Return the opening of the page on tensors, which have no replays to speak of."""
     next_one = "Next, the error of every result, and which event makes it"
-    command = _trace(found.file, found.layer.request.plan.name)
+    command = _trace(source, found.layer.request.plan.name)
     opening, number = words.opening(found), words.most_extreme(found)
     return {"opening": opening, "number": number, "why": next_one, "command": command}
 

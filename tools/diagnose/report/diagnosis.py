@@ -71,6 +71,7 @@ def report(d: Diagnosis, request: str) -> Report:
         Section("Evidence", [Points(proof)]),
         Section("Not shown", [Points(d.unseen)]),
     ]
+    next_step = [Text("", "strong", lead=f"{d.why}:", command=d.command)] if d.command else []
     return Report(
         title=f"diagnosis of {d.name}",
         heading=d.title,
@@ -86,6 +87,7 @@ def report(d: Diagnosis, request: str) -> Report:
         brief=[
             Code(f"verdict: {d.first_line}", "strong"),
             Text(d.headline),
+            *next_step,  # that of a run is in its first line
             *d.said,
             *(Text(f"{x.name} {held[x.holds]}: {x.evidence}") for x in d.links),
             Text(f"{d.seconds:.1f} s; not shown: {len(d.unseen)} points, at the end of the report"),

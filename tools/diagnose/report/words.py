@@ -15,6 +15,7 @@ from roundscope.tools.diagnose.tensors.findings import Findings
 from roundscope.tools.diagnose.tensors.measured import OUTPUT_SITES, Measured
 from roundscope.tools.diagnose.tensors.origin import Origin
 from roundscope.tools.diagnose.tensors.verdict import Effect, Kind, Link
+from roundscope.tools.report.wording import many
 
 NEVER = "the run never failed"
 KINDS = {
@@ -68,15 +69,15 @@ def opening(found: Findings) -> str:
         most = max((float(np.nanmax(x)) for x in found.rows if x is not None), default=0.0)
         but = f" But the sums of rows of dS make {most:.2g} of the gradient of W_Q: {judged(most)}"
         return (
-            f"{before}Rounding does not add up here: in none of {of} heads does the error of delta,"
-            " summed over tokens, exceed what random signs would give."
+            f"{before}Rounding does not add up here: in none of {many(of, 'head')} does the error"
+            " of delta, summed over tokens, exceed what random signs would give."
             f"{but if most > THRESHOLD / 2 else ''}"
         )
     start = f"{before}Rounding adds up here: the error of delta grows over tokens in {count} of"
     if found.verdict.kind is Kind.NOTHING:
-        return f"{start} {of} heads, but not in the one that was examined."
+        return f"{start} {many(of, 'head')}, but not in the one that was examined."
     but = "" if found.verdict.kind is Kind.CHAIN else "but not "
-    return f"{start} {of} heads, {but}by the mechanism of arXiv 2510.04212."
+    return f"{start} {many(of, 'head')}, {but}by the mechanism of arXiv 2510.04212."
 
 
 def links(found: Findings) -> list[Link]:
@@ -145,8 +146,9 @@ def _nothing(found: Findings) -> str:
         )
     layers = f" of {len(found.measured)} layers" if len(found.measured) > 1 else ""
     return (
-        f"No bias seen: in none of {c.tests} heads{layers} does the error of delta add up over"
-        f" tokens more than random signs would. The most extreme is {_furthest(found)}, where a"
+        f"No bias seen: in none of {many(c.tests, 'head')}{layers} does the error of delta add"
+        f" up over tokens more than random signs would."
+        f" The most extreme is {_furthest(found)}, where a"
         f" head counts below p = {c.level:.1g}. {smallest(found)}"
     )
 
@@ -224,8 +226,8 @@ def direction(found: Findings) -> str:
         same = "as when they are permuted: the errors of any tokens would add up there"
     return (
         f"Could errors of different tokens add along one direction? In {every} of"
-        f" {found.coherence.tests} heads the atoms {x}[T] (P K)[T] have a common direction more"
-        f" than with flipped signs; in {found.where} two tokens' atoms have a mean cosine of"
+        f" {many(found.coherence.tests, 'head')} the atoms {x}[T] (P K)[T] have a common direction"
+        f" more than with flipped signs; in {found.where} two tokens' atoms have a mean cosine of"
         f" {c.atoms[h]:.2f}, and {100 * c.share[h]:.0f} % of the weighted sum lies along its"
         f" leading direction, {same}. The weighted sum is {c.growth[h]:.1f} times what unrelated"
         " errors would make."
@@ -237,9 +239,9 @@ def coherence(found: Findings) -> str:
     count = len(found.biased)
     named = [f"{layer}, head {head}" for layer, head in found.biased[:6]]
     which = "; ".join(named) + (" and more" if count > 6 else "")
-    answer = f"It does in none of {found.coherence.tests} heads"
+    answer = f"It does in none of {many(found.coherence.tests, 'head')}"
     if count:
-        answer = f"It does in {count} of {found.coherence.tests} heads: {which}"
+        answer = f"It does in {count} of {many(found.coherence.tests, 'head')}: {which}"
     chosen = ""
     if found.furthest != (found.chosen, found.head):
         chosen = f" Steps 5 and 6 examine {found.where} ({_sum(found)})."

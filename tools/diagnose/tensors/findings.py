@@ -19,6 +19,7 @@ from roundscope.tools.diagnose.tensors.origin import Origin, origin
 from roundscope.tools.diagnose.tensors.repairs import Outcome, repair
 from roundscope.tools.diagnose.tensors.verdict import Effect, Kind, Verdict, effect, verdict
 from roundscope.tools.errors import bad
+from roundscope.tools.report.wording import many
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace.analysis.bias import FALSE_ALARMS
 from roundscope.tools.trace.request import Request
@@ -213,5 +214,6 @@ def _check_tokens(layers: list[Layer], tests: int) -> None:
     for x in layers:
         tokens = x.q.shape[0] * x.q.shape[1]
         if tokens <= needed:
-            few = f"too few to tell a bias from chance in {tests} heads; give more than {needed}"
+            among = many(tests, "head")
+            few = f"too few to tell a bias from chance in {among}; give more than {needed}"
             raise bad(f"layer {x.name!r}: tokens", tokens, few)

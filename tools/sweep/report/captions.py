@@ -6,7 +6,7 @@ import numpy as np
 
 from roundscope.attention.sites import Site
 from roundscope.attention.testing.families import FAMILIES
-from roundscope.tools.report.wording import listed
+from roundscope.tools.report.wording import listed, many
 from roundscope.tools.sweep.report.effects import (
     LOG,
     Shares,
@@ -22,7 +22,7 @@ from roundscope.tools.sweep.report.levels import levels, of_results, order_words
 from roundscope.tools.sweep.report.lost import lost
 from roundscope.tools.sweep.report.lost import sentence as lost_sentence
 from roundscope.tools.sweep.report.slices import Slice
-from roundscope.tools.sweep.report.words import METRIC_LABELS, in_ends, many, number, percent
+from roundscope.tools.sweep.report.words import METRIC_LABELS, in_ends, number, percent
 from roundscope.tools.sweep.report.words import fold as times
 from roundscope.tools.sweep.storage.frames import Axis, Frame
 from roundscope.tools.trace.analysis.bias import threshold

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
+from roundscope.tools.report.wording import many
 from roundscope.tools.sweep.measuring.metrics import deviate
 from roundscope.tools.sweep.measuring.sums import GRADIENTS
-from roundscope.tools.sweep.report.words import many, number
+from roundscope.tools.sweep.report.words import number
 from roundscope.tools.sweep.storage.frames import Frame
 from roundscope.tools.trace.analysis.bias import threshold
 

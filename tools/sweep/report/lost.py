@@ -13,10 +13,10 @@ from roundscope.attention.sites import Site
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.formats.format import format_named
 from roundscope.emu.roundings.modes import Overflow, Rounding
-from roundscope.tools.report.wording import listed
+from roundscope.tools.report.wording import listed, many
 from roundscope.tools.results.tables import json_of
 from roundscope.tools.sweep.measuring.metrics import NOT_FINITE
-from roundscope.tools.sweep.report.words import many, number
+from roundscope.tools.sweep.report.words import number
 from roundscope.tools.sweep.storage.frames import Frame, Row, sites_of
 from roundscope.tools.sweep.storage.store import reading
 

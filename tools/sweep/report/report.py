@@ -27,6 +27,7 @@ from roundscope.tools.report.model import (
     Text,
     notes,
 )
+from roundscope.tools.report.wording import many
 from roundscope.tools.results.folder import write_page
 from roundscope.tools.results.tables import json_of
 from roundscope.tools.sweep.conditions.cell import DEFAULTS, Value, lacking
@@ -46,7 +47,7 @@ from roundscope.tools.sweep.report.effects import (
 from roundscope.tools.sweep.report.levels import words
 from roundscope.tools.sweep.report.lost import lost
 from roundscope.tools.sweep.report.pictures import opening, pictures
-from roundscope.tools.sweep.report.words import in_ends, many, number, short, with_interval
+from roundscope.tools.sweep.report.words import in_ends, number, short, with_interval
 from roundscope.tools.sweep.running.dry_run import duration, said
 from roundscope.tools.sweep.storage.frames import TOGETHER, Frame, Row, Rows, frame_of, parameters
 

@@ -74,8 +74,3 @@ def fold(ratio: float) -> str:
     if ratio < 100 or ratio >= 1e6:
         return f"{number(ratio, 2)} times"
     return f"{float(f'{ratio:.2g}'):,.0f} times".replace(",", " ")
-
-
-def many(count: int, what: str) -> str:
-    """Return a count with its noun: "1 cell", "2 cells"."""
-    return f"{count} {what}{'' if count == 1 else 's'}"

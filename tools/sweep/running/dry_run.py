@@ -8,6 +8,7 @@ from typing import Any
 
 from roundscope.tools.report import terminal
 from roundscope.tools.report.model import Table, Text
+from roundscope.tools.report.wording import many
 from roundscope.tools.sweep.conditions.cell import (
     DEFAULTS,
     Cell,
@@ -16,7 +17,7 @@ from roundscope.tools.sweep.conditions.cell import (
     entries,
     left_out,
 )
-from roundscope.tools.sweep.report.words import many, say
+from roundscope.tools.sweep.report.words import say
 
 Measure = Callable[[Sequence[Cell]], list[Result]]
 SHOWN = 8  # cells that the preview lists

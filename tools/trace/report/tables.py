@@ -6,6 +6,7 @@ from roundscope.attention.budget.table import ErrorBudget, Line
 from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.attention.trace.parts import site_of
 from roundscope.tools.report.model import Table
+from roundscope.tools.report.wording import many
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace.analysis.bias import Bias, Event
 from roundscope.tools.trace.biased import FEWEST, percent
@@ -325,7 +326,7 @@ def legend(s: Summary) -> str:
 def sizes(s: Summary) -> str:
     """Return the sizes of the layer's axes, so that a wrong layout shows."""
     (b, t, n, h), (_, keys, g, hv) = s.layer.q.shape, s.layer.v.shape
-    heads = f"{n} heads" if g == n else f"{n} heads over {g} key heads"
+    heads = many(n, "head") if g == n else f"{many(n, 'head')} over {many(g, 'key head')}"
     tokens = f"{t} tokens" if keys == t else f"{t} queries, {keys} keys"
     features = f"{h} features" if h == hv else f"{h} features, {hv} of v"
     return f"batch {b}, {heads}, {tokens}, {features}"
