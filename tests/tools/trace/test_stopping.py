@@ -14,7 +14,7 @@ from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import Site
 from roundscope.tools.look.plans import about
 from roundscope.tools.tensors.layers import Layer
-from roundscope.tools.trace.biased import bias
+from roundscope.tools.trace.biased import bias, hints
 from roundscope.tools.trace.repairs import to_promote
 from roundscope.tools.trace.report import plots
 from roundscope.tools.trace.report.report import _opening, of_layer, stepped
@@ -140,15 +140,15 @@ def test_the_loop_of_its_advice_ends_at_the_worst_result():
     changes: list[str] = ["P=e4m3fn"]
     for _ in range(3):
         s = summary(changes=changes, plan="fa2-bf16", budget=True, factor=3.0)
-        if stop(s):
+        if stop(s) or hints(s):  # few heads: whether results are too long or short is not known
             break
-        assert s.repair is not None and not stop(s)
+        assert s.repair is not None
         worst = max(s.results[:1] + s.results[3:], key=lambda r: r.times)
         assert s.repair.result == worst.name and s.repair.error < worst.error
         at_best = {str(EVENT[r.name]) for r in s.results if r.unit and r.times < CLOSE}
         assert worst.times >= CLOSE and str(EVENT[worst.name]) not in at_best
         changes += s.repair.words
-    assert len(changes) > 1 and "you can stop" in stop(s)
+    assert len(changes) > 1 and ("you can stop" in stop(s) or s.repair is None)
 
 
 def test_a_result_at_its_least_error_is_not_widened():
