@@ -140,3 +140,19 @@ def test_active_dropout_is_refused_before_the_run(tmp_path):
     with pytest.raises(ValueError, match=f"A: model: {text}"):
         record(Side(model, tokens(1, 8) % 61), "A")
     assert not path.exists()
+
+
+def test_a_write_in_place_by_keyword_is_one():
+    """`torch.relu_(input=x)`, whose target is no positional argument."""
+
+    class Named(torch.nn.Module):
+        def forward(self, x):
+            y = x * 2.0
+            torch.relu_(input=y)
+            return y
+
+    x = torch.randn(3, 4)
+    tape = record(Side(Named(), {"x": x}))
+    assert [e.function for e in tape.entries][-1] == "torch.nn.functional.relu_"
+    assert torch.equal(tape.values[tape.entries[-1].outputs[0]].array, (x * 2.0).relu())
+    check_replays(tape)

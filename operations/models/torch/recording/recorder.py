@@ -104,8 +104,8 @@ class Recorder(TorchFunctionMode):
             arguments = mapped(self._ref, (args, kwargs))
             own = {name: self._ref(x) for name, x in (held or {}).items()}
             out = func(*args, **kwargs)
-            if writes(function, kwargs):
-                self.writes[id(args[0])] += 1
+            if writes(function, kwargs) and given:  # the first tensor, also where it has a name
+                self.writes[id(given[0])] += 1
             now = [self._key(x) for x in given]
             written = [i for i, key in enumerate(before) if now[i] != key]
             outputs = [x for x in leaves(out) if isinstance(x, Tensor)]
