@@ -165,7 +165,11 @@ def run(
     checked_folder(out, f"{study.name}.json", f"{study.page}.html")
     kept = any(out.glob(study.kept)) if study.measure else is_there(out, study.file or study.name)
     if draw and not kept:
-        raise bad("--draw", str(out), "holds no results; run the command without --draw first")
+        repair = (
+            "holds no results; run the command without --draw first, or copy a run of record into"
+            " it (docs/runs/README.md)"
+        )
+        raise bad("--draw", str(out), repair)
     out.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     outcome, results = measured(study, out, draw, jobs)
