@@ -108,6 +108,7 @@ _LAST: list[tuple[Plan | None, dict[Site, bool]]] = [(None, {})]
 
 
 def _steps(plan: Plan) -> dict[Site, bool]:
+    """Return what `_of_kernel` does, without computing it again for the plan asked about last."""
     last, found = _LAST[0]
     if last is not plan:
         found = _of_kernel(plan)

@@ -124,9 +124,10 @@ def note_on_types(plan: Plan, types: Iterable[str], *, wide: bool = False) -> st
             rounded = (
                 f"{str(site).lower()} is {kind}, and the plan {plan.name} rounds it to {to.name}"
             )
-            other = f"; {base_name(plan.name)}{SUFFIX} is the plan in FP16"
+            tail = ""
             if is_wide:
-                other = "; autocast does so before the kernel, and the plan fp32 rounds to FP32"
-            tail = other if is_wide or to == BF16.format else ""
+                tail = "; autocast does so before the kernel, and the plan fp32 rounds to FP32"
+            elif to == BF16.format:
+                tail = f"; {base_name(plan.name)}{SUFFIX} is the plan in FP16"
             return f"{rounded}, which is part of its errors{tail}"
     return None

@@ -83,7 +83,7 @@ def extended(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, ...]:
     return wide
 
 
-def check_sinks(layers: Mapping[Layer, nn.Module], why: str) -> None:
+def check_layers(layers: Mapping[Layer, nn.Module], why: str) -> None:
     """Raise ValueError if a layer of transformers has sinks or a softcap, before anything runs.
 
     Args:
@@ -106,7 +106,7 @@ def check_row_sums(call: Call, why: str) -> None:
         call: The call.
         why: What the caller wants of them, for the message.
     """
-    where = f"{call.layer.place}"
+    where = call.layer.place
     for name in REASONS:
         if getattr(call, name) is not None:
             raise _refused(call.layer, name, why)
@@ -202,7 +202,7 @@ def correct(
         True
     """
     known = attention_layers(model, modules)
-    check_sinks({layer: known[layer] for layer in chosen(layers, list(known))}, "corrected")
+    check_layers({layer: known[layer] for layer in chosen(layers, list(known))}, "corrected")
     again = [
         layer
         for layer, module in known.items()
@@ -230,7 +230,7 @@ def corrected(call: Call) -> Tensor:
     if not (torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v))):
         return call.run(call.q, call.k, call.v)
     check_row_sums(call, "corrected")
-    where = f"{call.layer.place}"
+    where = call.layer.place
     if call.dropout:
         raise ValueError(
             f"{where}: drops {call.dropout:g} of the weights, other ones in every call; it can be"

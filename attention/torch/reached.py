@@ -192,15 +192,15 @@ def _meant(function: FunctionType, names: set[str]) -> Iterator[Any]:
     """
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
-    known = dict(function.__globals__)
+    around: dict[str, Any] = {}
     cells = function.__closure__ or ()
     for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
         try:
-            known[name] = cell.cell_contents
+            around[name] = cell.cell_contents
         except ValueError:  # not assigned yet
             continue
     for name in (*names, *function.__code__.co_freevars):
-        value = known.get(name)
+        value = around.get(name, function.__globals__.get(name))
         yield value
         if isinstance(value, ModuleType):
             yield from (vars(value)[part] for part in names & vars(value).keys())

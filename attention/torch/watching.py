@@ -34,8 +34,8 @@ from roundscope.attention.torch.calls import (
     kernel_chosen,
 )
 from roundscope.attention.torch.correction import (
+    check_layers,
     check_row_sums,
-    check_sinks,
     extended,
     extended_width,
     kernels_allowed,
@@ -154,7 +154,7 @@ def watch(
             " model that it is part of, or torch.nn.Sequential(model)"
         )
     own = chosen(layers, list(known))
-    check_sinks({layer: known[layer] for layer in own}, "watched")
+    check_layers({layer: known[layer] for layer in own}, "watched")
     if modules is None:
         tell_unseen(model, known.values())
     if _watches.get(model):

@@ -62,7 +62,9 @@ class Claim:
 
     @property
     def measured(self) -> str:
-        """What was measured, in the first case of each verdict, decided ones first."""
+        """Return the measured numbers of at most `SHOWN` cases, the first of each verdict, in the
+        order of `Word`: verdicts that decide come first.
+        """
         first: dict[Word, str] = {}
         for case, measured, word in self.cases:
             first.setdefault(word, f"{case}: {measured}" if case != "-" else measured)

@@ -1,4 +1,4 @@
-"""What is said in short: the argument that is meant, a result that prints, an odd tensor."""
+"""Short texts: suggestions for unknown arguments, the repr of results, warnings of odd tensors."""
 
 import importlib
 import inspect

@@ -88,11 +88,11 @@ def main() -> None:
                 for n in RESULTS:
                     even = (one[n] + flipped[n]) / 2
                     size = np.sqrt(np.square(one[n]).mean((1, 2)))
-                    lean = of_heads(even.mean((1, 2)) / size / UNIT)
+                    bias = of_heads(even.mean((1, 2)) / size / UNIT)
                     narrow = int((round_to(one[n], kind) != -round_to(flipped[n], kind)).sum())
                     gains[arch, n] = np.array(list(map(gain, one[n], exact[n])))
                     print(
-                        f"{name} {kind} {arch} {n}: even part {shown(lean)} u of the rms number,"
+                        f"{name} {kind} {arch} {n}: even part {shown(bias)} u of the rms number,"
                         f" {(even != 0).mean():.2%} of {even.size} moved, {narrow} in {kind}; gain"
                         f" {shown(of_heads(gains[arch, n]))}",
                         flush=True,

@@ -103,7 +103,7 @@ def kernel_asked(asked: CheckOptions) -> Kernel:
         check_timeout(asked.timeout)
         if asked.source in ADAPTERS or plain_name(asked.source) in OF_FILES:
             named = in_time(kernel(asked.source), asked.timeout)
-            return partial(_without_gradients, named) if asked.forward else named
+            return (lambda x: _output_alone(named(x))) if asked.forward else named
         own = kernel_of(
             asked.source,
             library=asked.library,
@@ -116,9 +116,9 @@ def kernel_asked(asked: CheckOptions) -> Kernel:
         raise bad("KERNEL", asked.source, unavailable(error) or why(error)) from None
 
 
-def _without_gradients(kernel: Kernel, x: Inputs) -> Outputs:
-    """Return the output of a kernel, whatever gradients it gives: what --forward asks about."""
-    return replace(kernel(x), dq=None, dk=None, dv=None)
+def _output_alone(outputs: Outputs) -> Outputs:
+    """Return the results of a kernel without its gradients: what --forward asks about."""
+    return replace(outputs, dq=None, dk=None, dv=None)
 
 
 def said_of(asked: CheckOptions) -> dict[str, Any]:
@@ -392,7 +392,7 @@ def _of_file(path: Path, asked: CheckOptions, tell: Tell) -> Findings:
         calls.append(whole_of_file(path, asked.layout, layer, said))
     inputs, outputs = [c[2] for c in calls], [c[3] for c in calls]
     if asked.forward:
-        outputs = [replace(x, dq=None, dk=None, dv=None) for x in outputs]
+        outputs = [_output_alone(x) for x in outputs]
     if any("scale_o" in (x.scales or {}) for x in inputs):
         repair = "outputs are compared without it; store out divided by it, and leave scale_o out"
         raise bad("FILE", str(path), f"has scale_o: {repair}")

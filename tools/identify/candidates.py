@@ -78,7 +78,7 @@ MODES = (
     RoundingMode.TO_ODD,
 )
 ARITHMETIC = attrgetter(*(name for name in STORED if name != "name"))
-"""What decides the results of a plan: all fields but its name."""
+"""Returns the fields of a plan but its name: two plans with equal ones give the same results."""
 AGAIN = {
     Site.S: Site.S_B,
     Site.SCALED: Site.SCALED_B,

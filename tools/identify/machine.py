@@ -32,7 +32,7 @@ class Machine(NamedTuple):
 
     @property
     def note(self) -> str:
-        """What is said of a call that no plan gives, if it is a kernel that has none; else ""."""
+        """Return a sentence for a call of a kernel that no plan gives; "" for other calls."""
         is_fused = self.implementation in ("sdpa", "sdpa flash")
         return NO_PLAN if is_fused and (self.library, self.kind) == ("torch", "cpu") else ""
 

@@ -9,15 +9,13 @@ import numpy as np
 
 from roundscope.emu.backends.numba.jit import compiled
 from roundscope.emu.backends.numba.rounding import RULE64, bits_of_float, float_of_bits
+from roundscope.emu.backends.numba.sums import COLUMNS, EXPONENT, ONE_TWICE
 from roundscope.emu.backends.threads import over_threads
 from roundscope.emu.roundings.rule import C64, EVEN, Target, target_of
 from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.emu.sums.aligned import Factors
 
 _even, _any, *_ = RULE64
-_EXPONENT = 0x7FF0_0000_0000_0000
-_ONE_TWICE = 2046 << 52  # for a power of two x, the bits of 1 / x are this number less those of x
-_COLUMNS = 256  # how many columns of a chunk of b and its binades fit into the first cache
 _BEYOND = 2.0**128
 
 
@@ -40,9 +38,9 @@ def _fold(
 
     least: c counts as 0 below this share of the largest binade.
     """
-    tops, sums = np.empty((groups, _COLUMNS)), np.empty((groups, _COLUMNS))
-    for left in range(0, total.shape[1], _COLUMNS):
-        right = min(left + _COLUMNS, total.shape[1])
+    tops, sums = np.empty((groups, COLUMNS)), np.empty((groups, COLUMNS))
+    for left in range(0, total.shape[1], COLUMNS):
+        right = min(left + COLUMNS, total.shape[1])
         for lo in range(0, a.shape[0], chunk):
             hi = min(lo + chunk, a.shape[0])
             for i in range(total.shape[0]):
@@ -100,7 +98,7 @@ def _leave(
             plain += sums[g, j]
             products += np.floor(sums[g, j] * _per_unit(top, kept))
         products *= _unit(top, kept)
-        e = float_of_bits(max(bits_of_float(c) & _EXPONENT, smallest))
+        e = float_of_bits(max(bits_of_float(c) & EXPONENT, smallest))
         most = max(top, 0.0 if c == 0.0 else e)
         own = np.floor(c * _per_unit(most, kept)) * _unit(most, kept)
         own = 0.0 if abs(c) < most * least else own
@@ -114,7 +112,7 @@ def _leave(
 @compiled
 def _per_unit(top: float, kept: int) -> float:
     """Return 2^F / top for a power of two, or for 0 a number with which 0 becomes 0."""
-    return float_of_bits(_ONE_TWICE + kept - bits_of_float(1.0 if top == 0.0 else top))
+    return float_of_bits(ONE_TWICE + kept - bits_of_float(1.0 if top == 0.0 else top))
 
 
 @compiled

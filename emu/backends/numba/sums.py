@@ -121,9 +121,9 @@ def _in_binary32(*arrays: np.ndarray) -> list[np.ndarray] | None:
 
 
 _MAGNITUDE, _SIGN = C64.magnitude, ~C64.magnitude
-_EXPONENT = 0x7FF0_0000_0000_0000
-_ONE_TWICE = 2046 << 52  # for a power of two x, the bits of 1 / x are this number less those of x
-_COLUMNS = 256  # how many columns of a chunk of b and its binades fit into the first cache
+EXPONENT = 0x7FF0_0000_0000_0000
+ONE_TWICE = 2046 << 52  # for a power of two x, the bits of 1 / x are this number less those of x
+COLUMNS = 256  # how many columns of a chunk of b and its binades fit into the first cache
 
 
 @compiled
@@ -142,9 +142,9 @@ def _fold_aligned(
 ) -> None:
     """Add the products of a and b to total, chunk by chunk, for the rows of one thread."""
     least, smallest, kept = 2.0**zero, (emin + 1023) << 52, bits << 52
-    top, units, own = np.empty(_COLUMNS), np.empty(_COLUMNS), np.empty(_COLUMNS)
-    for left in range(0, total.shape[1], _COLUMNS):
-        right = min(left + _COLUMNS, total.shape[1])
+    top, units, own = np.empty(COLUMNS), np.empty(COLUMNS), np.empty(COLUMNS)
+    for left in range(0, total.shape[1], COLUMNS):
+        right = min(left + COLUMNS, total.shape[1])
         for lo in range(0, a.shape[0], chunk):
             hi = min(lo + chunk, a.shape[0])
             for i in range(total.shape[0]):
@@ -163,7 +163,7 @@ def _fold_aligned(
 def _top(row: np.ndarray, w_a: np.ndarray, w_b: np.ndarray, top: np.ndarray, smallest: int) -> None:
     """Write the largest binade of the terms of each column to top."""
     for j in range(row.size):
-        e = max(bits_of_float(row[j]) & _EXPONENT, smallest)
+        e = max(bits_of_float(row[j]) & EXPONENT, smallest)
         top[j] = 0.0 if row[j] == 0.0 else float_of_bits(e)
     for k in range(w_a.size):
         w = w_a[k]
@@ -243,7 +243,7 @@ def _in_groups(
 @compiled
 def _per_unit(top: float, kept: int) -> float:
     """Return 2^F / top, where top is a power of two."""
-    return float_of_bits(_ONE_TWICE + kept - bits_of_float(top))
+    return float_of_bits(ONE_TWICE + kept - bits_of_float(top))
 
 
 @compiled
@@ -253,8 +253,8 @@ def _leave(row: np.ndarray, top: np.ndarray, units: np.ndarray, kept: int, t: Ta
     for j in range(row.size):
         s = bits_of_float(units[j] * float_of_bits(bits_of_float(top[j]) - kept))
         y = _even(s, t) if t.mode == EVEN else _any(s, t)
-        y = (s & _SIGN) | _EXPONENT if (s & _MAGNITUDE) >> 52 > t.largest >> 52 else y
-        if bits[j] & _MAGNITUDE < _EXPONENT:
+        y = (s & _SIGN) | EXPONENT if (s & _MAGNITUDE) >> 52 > t.largest >> 52 else y
+        if bits[j] & _MAGNITUDE < EXPONENT:
             bits[j] = 0 if y & _MAGNITUDE == 0 else y
 
 

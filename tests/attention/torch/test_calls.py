@@ -181,7 +181,9 @@ def test_a_function_that_an_attribute_holds_is_found(kernel):
 
 
 def test_a_function_is_the_layer_of_who_calls_it():
-    """Of an object that an attribute holds; not of a module that gives it to others alone."""
+    """A function in an object that an attribute holds makes the holder a layer; a module that only
+    passes a function on to others is none.
+    """
     assert names(HoldingBackend(Backend())) == [""]
     model, kept = Passing(), Kept()
     assert names(model) == ["parts.0", "parts.1"]

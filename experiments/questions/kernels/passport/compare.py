@@ -64,12 +64,12 @@ class Step:
 
     @property
     def is_same(self) -> bool:
-        """Whether both ran and every bit is the same."""
+        """Return whether both releases ran and returned the same bits in every result."""
         return self.old.bits == self.new.bits and not self.old.failed
 
     @property
     def ran(self) -> bool:
-        """Whether both ran."""
+        """Return whether the kernel ran in both releases."""
         return not self.old.failed and not self.new.failed
 
 

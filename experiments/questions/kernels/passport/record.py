@@ -134,7 +134,7 @@ RUNS_ON = {
     "keras": ("jax", "jaxlib"),
     "mlx": ("mlx-cpu",),
 }
-"""What else decides the bits of a library's kernels."""
+"""By library, the other packages whose versions decide the bits of its kernels."""
 
 
 def release_of(written: Written) -> Release:
